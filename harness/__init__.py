@@ -1,0 +1,1 @@
+"""A training harness for data-parallel PyTorch."""

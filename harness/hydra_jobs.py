@@ -1,0 +1,303 @@
+"""From Hydra's jobs to runs and back: compose, resolve once, validate all, launch each, hand rank 0's values to the sweeper."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
+from hydra.errors import CompactHydraException
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.environ import usable_cores, wanted_threads
+from harness.errors import ConfigError, HarnessError
+from harness.launchers import pool
+from harness.launchers.signals import Interrupted
+from harness.placement import Machine, Placement, place
+from harness.plan import METHODS, START_METHODS, RunPlan, Task, TrainPlan
+from harness.record import RunResult
+from harness.report.terminal import Terminal
+from harness.rundir import RunDir, write_whole
+from harness.sweep import Job, run_job
+from harness.task import describe_function
+
+log = logging.getLogger(__name__)
+
+
+class JobFailed(CompactHydraException):
+    """A job that Hydra shall report with its overrides and in one message."""
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One job as Hydra composed it; all that can be resolved is."""
+
+    number: int
+    overrides: Sequence[str]
+    config: DictConfig
+
+    @property
+    def folder(self) -> Path:
+        """The job's folder."""
+        return Path(self.config.hydra.runtime.output_dir)
+
+    def task_config(self) -> DictConfig:
+        """Return what the app's function gets."""
+        config = self.config.copy()
+        with read_write(config), open_dict(config):
+            del config["hydra"]
+        return config
+
+
+def launch(
+    context: HydraContext, config: DictConfig, function: TaskFunction, job_overrides: Sequence[Sequence[str]], first: int
+) -> list[JobReturn]:
+    """Run the jobs of one batch of a sweep; see :class:`hydra_plugins.harness_launcher.HarnessLauncher`."""
+    setup_globals()
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    before = HydraConfig.instance().cfg
+    try:
+        composed = [
+            compose(context, config, overrides, first + number) for number, overrides in enumerate(job_overrides)
+        ]
+        jobs = plan_all(composed, function)
+        return _run_all(context, function, composed, jobs)
+    except HarnessError as error:
+        raise JobFailed(str(error)) from error
+    except Interrupted as interruption:
+        _leave(interruption)
+        raise
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+def compose(context: HydraContext, config: DictConfig, overrides: Sequence[str], number: int) -> Composed:
+    """Return one job, with its folder fixed and every interpolation resolved that this process can resolve."""
+    job = context.config_loader.load_sweep_config(config, list(overrides))
+    with open_dict(job):
+        job.hydra.job.id = str(number)
+        job.hydra.job.num = number
+    HydraConfig.instance().set_config(job)
+    folder = os.path.abspath(os.path.join(str(job.hydra.sweep.dir), str(job.hydra.sweep.subdir)))
+    with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
+        job.hydra.runtime.output_dir = folder
+    HydraConfig.instance().set_config(job)
+    resolve(job.hydra)
+    HydraConfig.instance().set_config(job)
+    resolve(job)
+    HydraConfig.instance().set_config(job)
+    return Composed(number, list(overrides), job)
+
+
+def resolve(node: DictConfig | ListConfig) -> None:
+    """Replace each interpolation by its value; one that cannot be resolved stays, and fails where it is read, as ever."""
+    with read_write(node), open_dict(node):
+        for key in list(range(len(node))) if isinstance(node, ListConfig) else list(node.keys()):
+            if OmegaConf.is_missing(node, key):
+                continue
+            if OmegaConf.is_interpolation(node, key):
+                _replace(node, key)
+            elif OmegaConf.is_config(node[key]):
+                resolve(node[key])
+
+
+def _replace(node: DictConfig | ListConfig, key: Any) -> None:
+    try:
+        value = node[key]
+        node[key] = value
+    except OmegaConfBaseException:
+        return
+    if OmegaConf.is_config(value):
+        resolve(node[key])
+
+
+def plan_all(composed: Sequence[Composed], function: TaskFunction) -> list[Job]:
+    """Return all jobs of a sweep, ready to start.
+
+    Raises:
+        ConfigError: Any of them has a setting that cannot work; all such settings of all jobs are named.
+    """
+    task = describe_function(function)
+    jobs, problems = [], []
+    for one in composed:
+        try:
+            jobs.append(plan_one(one, task))
+        except HarnessError as error:
+            problems.append(f"job {one.number}: {error}" if len(composed) > 1 else str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return jobs
+
+
+def plan_one(one: Composed, task: Task) -> Job:
+    """Return one job's plan and folder."""
+    settings = OmegaConf.to_container(one.config.hydra.launcher, resolve=True)
+    assert isinstance(settings, dict)
+    environ = {**os.environ, **_env_set(one)}
+    problems = _problems_of_start(settings)
+    placement = _try(lambda: _place(settings, environ), problems)
+    nprocs = placement.nprocs if placement else max(1, settings["nprocs"])
+    if settings["method"] == "inline" and nprocs != 1:
+        problems.append(
+            f"launcher=inline runs one rank in this process, but nprocs={settings['nprocs']}"
+            f"{f' means {nprocs} here' if settings['nprocs'] == -1 else ''}. Use nprocs=1, or launcher=spawn."
+        )
+    threads = _try(lambda: wanted_threads(environ, settings["threads"], usable_cores(), nprocs), problems)
+    train = TrainPlan.from_config(settings["train"]) if settings["train"] else None
+    problems += train.problems(nprocs) if train else []
+    if problems or placement is None or threads is None:
+        raise ConfigError.of(problems)
+    plan = RunPlan(
+        task=task,
+        job=one.number,
+        method=settings["method"],
+        start_method=settings["start_method"],
+        nprocs=nprocs,
+        backend=placement.backend,
+        backend_reason=placement.reason,
+        device=placement.device,
+        devices=placement.devices,
+        threads=threads,
+        timeout_s=settings["timeout_s"],
+        grace_s=settings["grace_s"],
+        cwd=os.getcwd(),
+        sys_path=tuple(os.path.abspath(entry) for entry in sys.path),
+        argv=tuple(sys.argv),
+        settings=_env_set(one),
+        train=train,
+    )
+    label = {str(name): str(value) for name, value in (settings["choices"] or {}).items()}
+    return Job(plan, RunDir(one.folder), list(one.overrides), label)
+
+
+def _try(ask: Callable[[], Any], problems: list[str]) -> Any:
+    try:
+        return ask()
+    except (HarnessError, ValueError) as error:
+        problems.append(str(error))
+        return None
+
+
+def _problems_of_start(settings: Mapping[str, Any]) -> list[str]:
+    timeout_s, grace_s = settings["timeout_s"], settings["grace_s"]
+    checks = [
+        (settings["method"] not in METHODS, f"launcher={settings['method']} is unknown; use {', '.join(METHODS)}."),
+        (
+            settings["start_method"] not in START_METHODS,
+            f"launcher.start_method={settings['start_method']} is unknown; use {', '.join(START_METHODS)}.",
+        ),
+        (timeout_s is not None and timeout_s <= 0, f"launcher.timeout_s={timeout_s} must be above 0, or null."),
+        (grace_s < 0, f"launcher.grace_s={grace_s} must be 0 or more."),
+    ]
+    return [sentence for wrong, sentence in checks if wrong]
+
+
+def _place(settings: Mapping[str, Any], environ: Mapping[str, str]) -> Placement:
+    devices = settings["devices"]
+    listed = ",".join(map(str, devices)) if isinstance(devices, list) else devices
+    return place(
+        settings["backend"], settings["nprocs"], None if listed is None else str(listed), usable_cores(), environ, machine
+    )
+
+
+@functools.cache
+def machine() -> Machine:
+    """Return what a process with torch sees of this machine; asked once."""
+    return Machine(**pool.probe())
+
+
+def _env_set(one: Composed) -> dict[str, str]:
+    return {str(name): str(value) for name, value in one.config.hydra.job.env_set.items()}
+
+
+def _run_all(
+    context: HydraContext, function: TaskFunction, composed: Sequence[Composed], jobs: Sequence[Job]
+) -> list[JobReturn]:
+    terminal = Terminal(jobs)
+    returns = []
+    for one, job in zip(composed, jobs, strict=True):
+        HydraConfig.instance().set_config(one.config)
+        write_folder(one)
+        context.callbacks.on_job_start(config=one.config, task_function=function)
+        result = _run_one(one, job, terminal)
+        returns.append(_job_return(one, job, result))
+        context.callbacks.on_job_end(config=one.config, job_return=returns[-1])
+    terminal.close()
+    return returns
+
+
+def _run_one(one: Composed, job: Job, terminal: Terminal) -> RunResult:
+    terminal.started(job)
+    result = run_job(job.plan, job.run, terminal)
+    configure_log(one.config.hydra.hydra_logging, one.config.hydra.verbose)
+    if result.status != "ok":
+        _tell_job_log(one, result.message)
+    terminal.ended(job, result)
+    return result
+
+
+def write_folder(one: Composed) -> None:
+    """Write what Hydra itself writes for a job, and the resolved configuration for the ranks."""
+    one.folder.mkdir(parents=True, exist_ok=True)
+    hydra = DictConfig({"hydra": one.config.hydra})
+    if one.config.hydra.output_subdir is not None:
+        beside = one.folder / one.config.hydra.output_subdir
+        beside.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(one.task_config(), beside / "config.yaml")
+        OmegaConf.save(hydra, beside / "hydra.yaml")
+        OmegaConf.save(one.config.hydra.overrides.task, beside / "overrides.yaml")
+    content = pickle.dumps({"task": one.task_config(), "hydra": one.config})
+    write_whole(RunDir(one.folder).config, content)
+
+
+def _tell_job_log(one: Composed, message: str) -> None:
+    """Add the parent's own verdict on a failed job to the job's log."""
+    configure_log(one.config.hydra.job_logging, one.config.hydra.verbose)
+    for handler in list(logging.getLogger().handlers):
+        if not isinstance(handler, logging.FileHandler):
+            logging.getLogger().removeHandler(handler)
+    log.error(message)
+    configure_log(one.config.hydra.hydra_logging, one.config.hydra.verbose)
+
+
+def _job_return(one: Composed, job: Job, result: RunResult) -> JobReturn:
+    hydra = DictConfig({"hydra": one.config.hydra})
+    answer = JobReturn(
+        overrides=list(OmegaConf.to_container(one.config.hydra.overrides.task)),  # type: ignore[arg-type]
+        cfg=one.task_config(),
+        hydra_cfg=hydra,
+        working_dir=str(one.folder) if one.config.hydra.job.chdir else os.getcwd(),
+        task_name=one.config.hydra.job.name,
+    )
+    if result.status == "ok":
+        answer.status = JobStatus.COMPLETED
+        answer.return_value = value_of(job.run)
+    else:
+        answer.status = JobStatus.FAILED
+        answer.return_value = JobFailed(result.message)
+    return answer
+
+
+def value_of(run: RunDir, rank: int = 0) -> Any:
+    """Return what a rank's task returned, with its type."""
+    path = run.value(rank)
+    return pickle.loads(path.read_bytes()) if path.exists() else None
+
+
+def _leave(interruption: Interrupted) -> None:
+    """End this process as a shell expects of one that a signal has ended; its ranks are gone."""
+    print(f"\n{interruption}: all ranks were stopped.", file=sys.stderr, flush=True)
+    pool.close_all()
+    sys.exit(128 + interruption.number)
+
+

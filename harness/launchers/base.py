@@ -1,0 +1,124 @@
+"""What every launcher offers, and the process of one rank as the supervisor sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Protocol
+
+from harness.environ import PARENT, RankEnvironment
+from harness.plan import RunPlan
+from harness.rundir import RunDir
+
+
+class Process(Protocol):
+    """A started process: the leader of a process group, so that its own children are reached too.
+
+    Attributes:
+        pid: Its id, and its group's.
+        rank: Which rank it is; None for an engine that starts the ranks itself.
+    """
+
+    pid: int
+    rank: int | None
+
+    def poll(self) -> int | None:
+        """Return its exit code, negative for the signal that ended it; None while it runs. Never blocks."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when it has ended; -1 where the system has none."""
+
+
+class Launcher(Protocol):
+    """A way to start ranks. One may serve many runs, one after another."""
+
+    def start(self, run: RunDir, plan: RunPlan, environment: Mapping[str, str]) -> Sequence[Process]:
+        """Start the ranks of ``plan``.
+
+        Args:
+            run: Holds ``plan.json``.
+            environment: What all ranks have in common, whole.
+        """
+
+    def close(self) -> None:
+        """End what the launcher keeps alive between runs."""
+
+
+class OwnProcess:
+    """A child of this process, in a session of its own: a Ctrl-C on the terminal reaches the parent alone."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        cwd: str,
+        log: Path,
+        rank: int | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self.rank = rank
+        with log.open("ab") as output:
+            self._child = self._open(command, environment, cwd, output, pass_fds)
+        self.pid = self._child.pid
+        self._pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
+
+    @staticmethod
+    def _open(
+        command: Sequence[str], environment: Mapping[str, str], cwd: str, output: IO[bytes], pass_fds: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            env={**environment, PARENT: str(os.getpid())},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
+
+    def poll(self) -> int | None:
+        """Return the exit code, after whatever is left of the process group has been ended."""
+        if self._child.returncode is None and self._has_ended():
+            kill_group(self.pid, signal.SIGKILL)
+        code = self._child.poll()
+        if code is not None and self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        return code
+
+    def _has_ended(self) -> bool:
+        # WNOWAIT leaves it a zombie, which keeps its group's number from being given to somebody else.
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable at its end."""
+        return self._pidfd
+
+
+def rank_command(run: RunDir) -> list[str]:
+    """Return the command of a rank in a fresh interpreter."""
+    return [sys.executable, "-m", "harness.rank", str(run.path)]
+
+
+def rank_environment(environment: Mapping[str, str], rank: int, nprocs: int) -> dict[str, str]:
+    """Return the environment of one rank of a run on this machine."""
+    return dict(environment) | RankEnvironment(rank, rank, nprocs, nprocs).variables()
+
+
+def kill_group(pid: int, number: int) -> None:
+    """Send a signal to a process group; one that is gone is left in peace."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def import_path(plan_path: Sequence[str]) -> str:
+    """Return PYTHONPATH for a fresh interpreter that has to find this package before it has read the plan."""
+    here = str(Path(__file__).resolve().parents[2])
+    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return os.pathsep.join(dict.fromkeys([*inherited, here] if here in plan_path else inherited)) or here

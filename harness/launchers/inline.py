@@ -1,0 +1,105 @@
+"""``inline``: one rank in this process, for a debugger."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from harness.environ import RankEnvironment
+from harness.launchers.base import Process, rank_environment
+from harness.plan import RunPlan
+from harness.rundir import RunDir
+
+
+class InlineLauncher:
+    """Runs the one rank before ``start`` returns; environment, folder and streams are as before afterwards."""
+
+    def start(self, run: RunDir, plan: RunPlan, environment: Mapping[str, str]) -> Sequence[Process]:
+        """Run the rank to its end."""
+        from harness.rank import conclude, work
+        from harness.recorder import Recorder
+
+        # The main script is this very process: nothing is to be loaded a second time.
+        here = dataclasses.replace(plan, task=dataclasses.replace(plan.task, main_path=None))
+        with _as_rank(environment), Recorder(run.records(0)) as record, run.log(0).open("a") as log, _tee(log):
+            record.start(os.getpid(), time.monotonic())
+            code = conclude(lambda: work(run, here, RankEnvironment(), record), run, 0, record)
+            _leave_group()
+        return [_Done(code)]
+
+    def close(self) -> None:
+        """Do nothing: nothing is kept."""
+
+
+class _Done:
+    """The finished rank, as the supervisor sees it."""
+
+    rank: int | None = 0
+
+    def __init__(self, code: int) -> None:
+        self.pid = os.getpid()
+        self._code = code
+
+    def poll(self) -> int | None:
+        return self._code
+
+    def fileno(self) -> int:
+        return -1
+
+
+@contextmanager
+def _as_rank(environment: Mapping[str, str]) -> Iterator[None]:
+    before, cwd, path, argv = dict(os.environ), os.getcwd(), list(sys.path), list(sys.argv)
+    make_log_record = logging.getLogRecordFactory()
+    os.environ.clear()
+    os.environ.update(rank_environment(environment, 0, 1))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        os.chdir(cwd)
+        sys.path[:], sys.argv[:] = path, argv
+        logging.setLogRecordFactory(make_log_record)
+
+
+def _leave_group() -> None:
+    """Leave the process group, which the next job in this process would otherwise find joined."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+class _Tee:
+    """Writes to two streams; a debugger's prompt still reaches the terminal."""
+
+    def __init__(self, stream: TextIO, log: TextIO) -> None:
+        self._stream = stream
+        self._log = log
+
+    def write(self, text: str) -> int:
+        self._log.write(text)
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+        self._log.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _tee(log: TextIO) -> Iterator[None]:
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _Tee(before[0], log), _Tee(before[1], log)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before

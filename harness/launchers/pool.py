@@ -1,0 +1,58 @@
+"""The launchers of this process: each made once, the warm server among them, and ended with the process."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+from harness.errors import HarnessError
+from harness.launchers.base import Launcher, import_path
+from harness.launchers.inline import InlineLauncher
+from harness.launchers.launch import LaunchLauncher
+from harness.launchers.spawn import SpawnLauncher
+from harness.launchers.torchrun import TorchrunLauncher
+
+_KINDS = {"spawn": SpawnLauncher, "launch": LaunchLauncher, "torchrun": TorchrunLauncher, "inline": InlineLauncher}
+_launchers: dict[str, Launcher] = {}
+_owner = os.getpid()
+
+
+def launcher(method: str) -> Launcher:
+    """Return this process's launcher of that name."""
+    if method not in _launchers:
+        _launchers[method] = _KINDS[method]()
+    return _launchers[method]
+
+
+def warm_up() -> None:
+    """Have the warm server import torch from now on, while this process goes on."""
+    spawn = launcher("spawn")
+    assert isinstance(spawn, SpawnLauncher)
+    spawn.warm()
+
+
+def probe() -> dict[str, Any]:
+    """Return what a process with torch sees of this machine: the warm server if there is one, else one for the purpose."""
+    spawn = _launchers.get("spawn")
+    if isinstance(spawn, SpawnLauncher) and spawn.is_warm:
+        return spawn.warm().probe()
+    command = [sys.executable, "-m", "harness.backend"]
+    environment = {**os.environ, "PYTHONPATH": import_path(sys.path)}
+    answer = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if answer.returncode:
+        raise HarnessError(f"torch cannot be imported by {sys.executable}:\n{answer.stderr.strip()[-2000:]}")
+    return dict(json.loads(answer.stdout))
+
+
+@atexit.register
+def close_all() -> None:
+    """End what launchers keep alive; a copy of this process made by fork owns nothing of it."""
+    if os.getpid() != _owner:
+        return
+    for running in _launchers.values():
+        running.close()
+    _launchers.clear()

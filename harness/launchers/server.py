@@ -1,0 +1,142 @@
+"""The warm server: a process that has torch imported once and forks every rank of every run from itself.
+
+``python -m harness.launchers.server SOCKET_FD``. It speaks JSON lines on the socket that it inherits. It reads
+``{"start": [{"run": ..., "cwd": ..., "env": {...}}, ...]}`` and answers ``{"pids": [...]}``; ``{"probe": true}`` and answers
+``{"probe": {...}}``; by itself it says ``{"exit": [pid, code]}`` for every rank that ends. At the end of the stream, which is
+the end of its parent, it ends its ranks and itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+from harness.environ import PARENT
+from harness.launchers.base import kill_group
+
+PRELOAD = ("torch", "torch._dynamo", "torch.utils.data", "hydra.core.utils", "threadpoolctl", "harness.rank")
+"""Modules that a rank needs; without ``torch._dynamo`` the first optimizer of each rank would import it, for 1-2 s."""
+
+
+class Server:
+    """Single-threaded, because a fork copies only one thread."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._buffer = b""
+        self._ranks: set[int] = set()
+        self._wake, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+
+    def serve(self) -> None:
+        """Answer until the parent is gone."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._channel, selectors.EVENT_READ)
+            selector.register(self._wake, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self._channel:
+                        if not self._read():
+                            return
+                    else:
+                        os.read(self._wake, 4096)
+                        self._reap()
+
+    def end_ranks(self) -> None:
+        """Kill what is left."""
+        for pid in self._ranks:
+            kill_group(pid, signal.SIGKILL)
+
+    def _read(self) -> bool:
+        received = self._channel.recv(1 << 20)
+        if not received:
+            return False
+        *lines, self._buffer = (self._buffer + received).split(b"\n")
+        for line in lines:
+            self._answer(json.loads(line))
+        return True
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        if "probe" in request:
+            from harness.backend import probe
+
+            self._send({"probe": probe()})
+        else:
+            self._send({"pids": [self._fork(rank) for rank in request["start"]]})
+
+    def _fork(self, rank: dict[str, Any]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            self._become(rank)
+        self._ranks.add(pid)
+        return pid
+
+    def _become(self, rank: dict[str, Any]) -> NoReturn:
+        """Turn this copy of the server into a rank."""
+        code = 1
+        try:
+            server = os.getppid()
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._channel.close()
+            os.environ.clear()
+            os.environ.update(rank["env"], **{PARENT: str(server)})
+            os.chdir(rank["cwd"])
+            from harness.rank import main
+
+            code = main(rank["run"], forked=True)
+        finally:
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while self._ranks and (ended := _first_ended()):
+            # The zombie keeps its group's number taken until what it left behind is gone.
+            kill_group(ended, signal.SIGKILL)
+            _, status = os.waitpid(ended, 0)
+            self._ranks.discard(ended)
+            self._send({"exit": [ended, os.waitstatus_to_exitcode(status)]})
+
+    def _send(self, answer: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _first_ended() -> int | None:
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return ended.si_pid if ended else None
+
+
+def main(descriptor: int) -> None:
+    """Import, then serve."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    for module in PRELOAD:
+        importlib.import_module(module)
+    threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=descriptor) as channel:
+        server = Server(channel)
+        server._send({"ready": threads})
+        try:
+            server.serve()
+        finally:
+            server.end_ranks()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

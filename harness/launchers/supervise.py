@@ -1,0 +1,278 @@
+"""One supervisor for every launcher: it watches the ranks of a run, stops them, and collects what they recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness.launchers.base import Process, kill_group
+from harness.launchers.hang import absent_ranks
+from harness.launchers.signals import SignalTrap
+from harness.launchers.tail import Tail
+from harness.outcome import End, first_to_fall, judge, listed
+from harness.plan import RunPlan
+from harness.record import RankResult, RunResult
+from harness.rundir import RunDir
+
+TICK_S = 0.05
+"""How often records are read while nothing ends."""
+SETTLE_S = 0.5
+"""How long a failure that may be a consequence waits for its cause to be heard."""
+TEARDOWN_S = 10.0
+"""How long a rank that has recorded its end may take to exit."""
+
+
+class Observer(Protocol):
+    """Whoever shows a run while it lasts."""
+
+    def event(self, rank: int, event: Mapping[str, Any]) -> None:
+        """Take in one event of one rank."""
+
+    def output(self, line: str) -> None:
+        """Take in one line that rank 0 printed."""
+
+
+class Supervisor:
+    """Watches one run. What it holds is read again from the run's folder whenever it is asked."""
+
+    def __init__(self, run: RunDir, plan: RunPlan, observer: Observer | None, called: float) -> None:
+        self._run = run
+        self._plan = plan
+        self._observer = observer
+        self._marks = {"called": called}
+        self._processes: Sequence[Process] = ()
+        self._codes: dict[int, int] = {}
+        self._tails = [Tail(run.records(rank)) for rank in range(plan.nprocs)]
+        self._output = Tail(run.log(0))
+        self._pids: dict[int, int] = {}
+        self._finished: set[int] = set()
+        self._heard = [time.monotonic()] * plan.nprocs
+        self._stopped: set[int] = set()
+        self.notes: list[str] = []
+
+    def watch(self, start: Callable[[], Sequence[Process]], timeout: float | None = None) -> RunResult | None:
+        """Start the ranks, see them to their end, and return what came out; None if ``timeout`` seconds pass before.
+
+        Raises:
+            Interrupted: SIGINT, SIGTERM or SIGHUP came; all ranks are gone.
+        """
+        with SignalTrap() as trap:
+            try:
+                if not self._processes:
+                    self._processes = start()
+                    self._marks["started"] = time.monotonic()
+                if not self._until_end(trap, timeout):
+                    return None
+            except BaseException:
+                self._stop()
+                raise
+            self._read()
+        self._marks["returned"] = time.monotonic()
+        return self._judge()
+
+    def stop(self) -> None:
+        """End all ranks."""
+        self._stop()
+
+    def _until_end(self, trap: SignalTrap, timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        settle: float | None = None
+        finished: float | None = None
+        while True:
+            self._read()
+            if self._all_ended():
+                return True
+            trap.raise_if_caught()
+            now = time.monotonic()
+            if deadline is not None and now > deadline:
+                return False
+            fallen = first_to_fall(self._ends()) if self._codes or self._finished else None
+            if fallen is not None:
+                settle = settle or now + (SETTLE_S if fallen.is_consequence else 0.0)
+                if now >= settle:
+                    self._stop()
+                    return True
+            if self._is_hung(now):
+                return True
+            finished = finished or (now if self._all_finished() else None)
+            if finished is not None and now > finished + TEARDOWN_S:
+                self._end_teardown()
+                return True
+            self._wait(trap)
+
+    def _wait(self, trap: SignalTrap) -> None:
+        """Sleep until a process ends or a signal comes, for a tick at most."""
+        with selectors.DefaultSelector() as selector:
+            descriptors = {p.fileno() for p in self._processes if p.pid not in self._codes} | {trap.fileno()}
+            for descriptor in descriptors - {-1}:
+                selector.register(descriptor, selectors.EVENT_READ)
+            selector.select(TICK_S)
+
+    def _read(self) -> None:
+        """Take in what the ranks wrote, and which processes have ended."""
+        for process in self._processes:
+            if process.pid not in self._codes and (code := process.poll()) is not None:
+                self._codes[process.pid] = code
+        for rank, tail in enumerate(self._tails):
+            lines = tail.lines()
+            if lines:
+                self._heard[rank] = time.monotonic()
+            for line in lines:
+                self._take(rank, line)
+        for line in self._output.lines():
+            if self._observer is not None:
+                self._observer.output(line)
+
+    def _take(self, rank: int, line: str) -> None:
+        event = json.loads(line)
+        if event["event"] == "start":
+            self._pids[rank] = event["pid"]
+        if event["event"] == "end":
+            self._finished.add(rank)
+        if self._observer is not None:
+            self._observer.event(rank, event)
+
+    def _ends(self) -> list[End]:
+        codes = self._rank_codes()
+        return [
+            End(RankResult.from_events(rank, self._run.events(rank)), codes.get(rank), rank in self._stopped)
+            for rank in range(self._plan.nprocs)
+        ]
+
+    def _rank_codes(self) -> dict[int, int]:
+        codes = {p.rank: self._codes[p.pid] for p in self._processes if p.rank is not None and p.pid in self._codes}
+        if any(process.rank is None for process in self._processes) and self._all_ended():
+            codes |= self._engine_codes()
+        return codes
+
+    def _engine_codes(self) -> dict[int, int]:
+        """Return the exit codes that an engine left; a rank without an end whose engine is gone has failed too."""
+        said = json.loads(self._run.engine_codes.read_text()) if self._run.engine_codes.exists() else {}
+        codes = {int(rank): code for rank, code in said.items()}
+        if codes or not any(self._codes.values()):
+            return codes
+        return {rank: 1 for rank in range(self._plan.nprocs) if rank not in self._finished}
+
+    def _all_ended(self) -> bool:
+        return all(process.pid in self._codes for process in self._processes)
+
+    def _all_finished(self) -> bool:
+        return len(self._finished) == self._plan.nprocs
+
+    def _is_hung(self, now: float) -> bool:
+        limit = self._plan.timeout_s
+        silent = [rank for rank, heard in enumerate(self._heard) if rank not in self._finished]
+        if limit is None or not silent or any(now - self._heard[rank] <= limit for rank in silent):
+            return False
+        self._marks["hung"] = now
+        self._write_stacks()
+        self._stop()
+        return True
+
+    def _write_stacks(self) -> None:
+        """Have every rank write where it stands, and join that in one file."""
+        for rank in range(self._plan.nprocs):
+            if rank in self._pids and rank not in self._finished:
+                _signal_one(self._pids[rank], signal.SIGUSR1)
+        time.sleep(0.3)
+        texts = [f"--- rank {rank} ---\n{self._stack(rank)}" for rank in range(self._plan.nprocs)]
+        self._run.stacks.write_text("\n".join(texts))
+
+    def _stack(self, rank: int) -> str:
+        path = self._run.rank_stacks(rank)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _stop(self) -> None:
+        """End every process that runs: SIGTERM, then SIGKILL after the grace time."""
+        running = [process for process in self._processes if process.pid not in self._codes]
+        if not running:
+            return
+        self._stopped |= {rank for rank in range(self._plan.nprocs) if rank not in self._finished}
+        self._stopped -= {p.rank for p in self._processes if p.rank is not None and p.pid in self._codes}
+        for process in running:
+            kill_group(process.pid, signal.SIGTERM)
+        if not self._await(self._plan.grace_s):
+            stubborn = [process for process in self._processes if process.pid not in self._codes]
+            for process in stubborn:
+                kill_group(process.pid, signal.SIGKILL)
+            self._note_stubborn([process.rank for process in stubborn if process.rank is not None])
+            self._await(5.0)
+
+    def _note_stubborn(self, ranks: Sequence[int]) -> None:
+        if ranks:
+            self.notes.append(
+                f"{listed(ranks)} ignored SIGTERM for {self._plan.grace_s:g} s (launcher.grace_s) and ended by SIGKILL."
+            )
+
+    def _await(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not self._all_ended() and time.monotonic() < deadline:
+            for process in self._processes:
+                if process.pid not in self._codes and (code := process.poll()) is not None:
+                    self._codes[process.pid] = code
+            time.sleep(0.005)
+        return self._all_ended()
+
+    def _end_teardown(self) -> None:
+        """End ranks that are done and do not exit; their result stands."""
+        late = [process for process in self._processes if process.pid not in self._codes]
+        ranks = [process.rank for process in late if process.rank is not None]
+        for process in late:
+            kill_group(process.pid, signal.SIGKILL)
+        self._await(5.0)
+        who = listed(ranks) if ranks else "The engine"
+        self.notes.append(f"{who} finished and did not exit within {TEARDOWN_S:g} s: a fault of teardown, not of the run.")
+
+    def _judge(self) -> RunResult:
+        logs = [_shown(self._run.log(rank)) for rank in range(self._plan.nprocs)]
+        result = judge(self._ends(), logs, self._marks)
+        if "hung" in self._marks:
+            result = self._judge_hang(result)
+        if result.status == "ok" and any(process.rank is None and self._codes[process.pid] for process in self._processes):
+            result = _failed_engine(result, self._run)
+        if self.notes:
+                result = dataclasses.replace(result, message=" ".join([result.message, *self.notes]).strip())
+        return result
+
+    def _judge_hang(self, result: RunResult) -> RunResult:
+        absent = absent_ranks([self._stack(rank) for rank in range(self._plan.nprocs)], result.ranks)
+        rank = absent[0] if absent else min(result.ranks, key=lambda r: len(r.steps)).rank
+        total = self._plan.train.steps if self._plan.train else None
+        steps = result.ranks[rank].steps
+        after = f" after step {steps[-1].step + 1}" + (f" of {total}" if total else "") if steps else ""
+        others = f" {listed(absent)} did not arrive where the others waited." if 0 < len(absent) < len(result.ranks) else ""
+        message = (
+            f"rank {rank} of {self._plan.nprocs} was silent for {self._plan.timeout_s:g} s (launcher.timeout_s){after};"
+            f" all ranks were stopped.{others} Stacks of all ranks: {_shown(self._run.stacks)}"
+        )
+        return dataclasses.replace(
+            result, status="failed", message=message, failed_rank=rank, exit_code=1, signal=None, consequences=()
+        )
+
+
+def _signal_one(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _shown(path: Path) -> str:
+    """Return a path as short as it can be typed from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _failed_engine(result: RunResult, run: RunDir) -> RunResult:
+    message = f"torch's engine failed although its ranks finished. Log: {_shown(run.engine_log)}"
+    return dataclasses.replace(result, status="failed", message=message, exit_code=1)
+

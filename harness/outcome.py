@@ -1,0 +1,151 @@
+"""Who fell first: from what the ranks recorded and how their processes ended to one sentence. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.record import RankResult, RunResult
+
+
+@dataclass(frozen=True)
+class End:
+    """How one rank came to its end.
+
+    Attributes:
+        result: What it recorded.
+        returncode: Of its process, negative for a signal; None where it runs, or where nobody saw it.
+        stopped: True where the supervisor ended it, because another had failed.
+    """
+
+    result: RankResult
+    returncode: int | None
+    stopped: bool = False
+
+    @property
+    def rank(self) -> int:
+        """The rank's number."""
+        return self.result.rank
+
+    @property
+    def has_failed(self) -> bool:
+        """True for a rank that failed by itself."""
+        if self.result.status == "raised" or self.result.code != 0:
+            return True
+        return not self.stopped and self.result.status == "unfinished" and self.returncode is not None
+
+    @property
+    def is_consequence(self) -> bool:
+        """True where the failure may come from another rank's end."""
+        return self.result.failure is not None and self.result.failure.collective
+
+    @property
+    def left_early(self) -> bool:
+        """True for a rank that exited with status 0 before its task was done."""
+        return self.result.code == 0 and (
+            self.result.status == "exit" or (self.result.status == "unfinished" and self.returncode == 0)
+        )
+
+
+def first_to_fall(ends: Sequence[End]) -> End | None:
+    """Return the rank that brought the run down: of those that failed by themselves the earliest, and only then the others."""
+    failed = [end for end in ends if end.has_failed]
+    if not failed:
+        return None
+    own = [end for end in failed if not end.is_consequence and not end.left_early]
+    early = [end for end in ends if end.left_early]
+    return min(own or early or failed, key=lambda end: end.result.t_end or 0.0)
+
+
+def judge(ends: Sequence[End], logs: Sequence[str], marks: dict[str, float]) -> RunResult:
+    """Return the run's result.
+
+    Args:
+        ends: In rank order.
+        logs: Path of each rank's log, as it is to be printed.
+        marks: The parent's own marks.
+    """
+    ranks = tuple(end.result for end in ends)
+    first = first_to_fall(ends)
+    if first is None:
+        return RunResult("ok", ranks, marks=marks)
+    others = [end for end in ends if end is not first]
+    consequences = tuple(end.rank for end in others if end.has_failed and end.is_consequence)
+    code = first.returncode
+    return RunResult(
+        "failed",
+        ranks,
+        message=f"{describe(first, len(ends))} {describe_others(first, others)}{_where_to_look(first, logs)}",
+        failed_rank=first.rank,
+        consequences=consequences,
+        exit_code=first.result.code or (code if code is not None and code > 0 else 1),
+        signal=-code if code is not None and code < 0 and first.result.status == "unfinished" else None,
+        marks=marks,
+    )
+
+
+def describe(end: End, nprocs: int) -> str:
+    """Return what became of the rank that fell first."""
+    who = f"rank {end.rank} of {nprocs}"
+    result = end.result
+    if result.failure is not None:
+        failure = result.failure
+        where = f" ({failure.where})" if failure.where else ""
+        return f"{who} failed{_at_step(result)}: {failure.type}: {failure.message}{where}."
+    if end.left_early:
+        return f"{who} exited with status 0{_at_step(result)}, before its task was done and while others waited for it."
+    if result.status == "exit":
+        return f"{who} called sys.exit({result.code}){_at_step(result)}."
+    if end.returncode is not None and end.returncode < 0:
+        return f"{who} was killed by signal {-end.returncode} ({signal_name(-end.returncode)}){_at_step(result)}."
+    return f"{who} ended with exit code {end.returncode}{_at_step(result)}, without a word of why."
+
+
+def describe_others(first: End, others: Sequence[End]) -> str:
+    """Return what became of the other ranks, a sentence for each kind of end, with a space after each."""
+    failed = [end for end in others if end.has_failed]
+    same = [end.rank for end in failed if not end.is_consequence and _is_same(end, first)]
+    other = [end.rank for end in failed if not end.is_consequence and not _is_same(end, first)]
+    followed = [end.rank for end in failed if end.is_consequence]
+    stopped = [end.rank for end in others if not end.has_failed and end.stopped]
+    sentences = [
+        (same, "failed in the same way"),
+        (other, "failed by themselves after it" if len(other) > 1 else "failed by itself after it"),
+        (followed, "failed as a consequence"),
+        (stopped, "were stopped" if len(stopped) > 1 else "was stopped"),
+    ]
+    return "".join(f"{listed(ranks)} {what}. " for ranks, what in sentences if ranks)
+
+
+def _is_same(end: End, first: End) -> bool:
+    mine, its = end.result.failure, first.result.failure
+    if mine is None or its is None:
+        return (end.result.status, end.result.code, end.returncode) == (first.result.status, first.result.code, first.returncode)
+    return (mine.type, mine.message) == (its.type, its.message)
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Return ``Ranks 0, 2 and 3``."""
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}"
+    return f"Ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, or its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def _at_step(result: RankResult) -> str:
+    if not result.steps:
+        return ""
+    return f" at step {result.steps[-1].step + 1}"
+
+
+def _where_to_look(end: End, logs: Sequence[str]) -> str:
+    what = "Traceback" if end.result.failure is not None else "Log"
+    return f"{what}: {logs[end.rank]}"

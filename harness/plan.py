@@ -1,0 +1,164 @@
+"""RunPlan: all that is to happen in one run, as frozen, plain data; what a rank is told, it is told by this."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from harness.record import FORMAT
+from harness.rundir import RunDir, write_json
+
+METHODS = ("spawn", "launch", "torchrun", "inline")
+BACKENDS = ("auto", "gloo", "nccl", "bkcl")
+PRECISIONS = ("float32", "float64", "bfloat16")
+START_METHODS = ("forkserver", "spawn", "fork")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every rank does.
+
+    Attributes:
+        kind: ``hydra`` (a Hydra app's function with its configuration), ``call`` (a pickled function and its arguments),
+            ``script`` (a file run as ``__main__``) or ``module`` (the same, by name).
+        main_path: File of the parent's ``__main__``, loaded in the rank without its main guard; None without one.
+        main_module: The same by module name, where the parent was started by ``python -m``.
+        module: Where the function is, for ``hydra``; the module to run, for ``module``.
+        name: Qualified name of the function, for ``hydra``.
+        line: First line of the function, which tells two of one name apart.
+        path: The script, for ``script``.
+        arguments: Of the script or module.
+    """
+
+    kind: Literal["hydra", "call", "script", "module"]
+    main_path: str | None = None
+    main_module: str | None = None
+    module: str = ""
+    name: str = ""
+    line: int = 0
+    path: str = ""
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """The training of one recipe. ``steps`` or ``epochs`` says how long; sizes count samples over all ranks."""
+
+    recipe: Mapping[str, Any]
+    global_batch_size: int = 64
+    steps: int | None = 100
+    epochs: int | None = None
+    seed: int = 0
+    precision: str = "float32"
+    num_workers: int = 0
+    grad_accumulation: int = 1
+    clip_norm: float | None = None
+    sync_bn: bool = False
+    on_nonfinite: str = "stop"
+    eval_every: int = 0
+    log_every: int = 10
+    warmup_steps: int = 3
+    checkpoint_every: int = 0
+    resume: str | None = None
+    deterministic: bool = True
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> TrainPlan:
+        """Return the plan of resolved settings, in which ``steps`` gives way to ``epochs``."""
+        values = dict(config)
+        if values.get("epochs") is not None:
+            values["steps"] = None
+        return cls(**values)
+
+    def problems(self, nprocs: int) -> list[str]:
+        """Return a sentence for each setting, or pair of settings, that cannot work with ``nprocs`` ranks."""
+        return [sentence for wrong, sentence in self._checks(nprocs) if wrong]
+
+    def _checks(self, nprocs: int) -> list[tuple[bool, str]]:
+        size = self.global_batch_size
+        return [
+            (not self.recipe.get("_target_"), "recipe has no _target_: name the class of the recipe, as conf/recipe/mnist.yaml does."),
+            (size < 1, f"global_batch_size={size} must be at least 1."),
+            (
+                1 <= size < nprocs,
+                f"global_batch_size={size} leaves {nprocs - size} of nprocs={nprocs} ranks without a sample in every step. "
+                f"Use global_batch_size={nprocs} or more, or nprocs={size}.",
+            ),
+            (self.steps is not None and self.steps < 1, f"steps={self.steps} must be at least 1."),
+            (self.epochs is not None and self.epochs < 1, f"epochs={self.epochs} must be at least 1, or null to count steps."),
+            (self.steps is None and self.epochs is None, "steps=null needs epochs: set steps=100 or epochs=1."),
+            (self.seed < 0, f"seed={self.seed} must be 0 or more."),
+            (self.num_workers < 0, f"num_workers={self.num_workers} must be 0 or more."),
+            (self.precision not in PRECISIONS, f"precision={self.precision} is unknown; use {', '.join(PRECISIONS)}."),
+            (self.grad_accumulation < 1, f"grad_accumulation={self.grad_accumulation} must be at least 1."),
+            (
+                self.grad_accumulation > 1 and size >= nprocs and size // nprocs < self.grad_accumulation,
+                f"grad_accumulation={self.grad_accumulation} cuts a rank's {size // nprocs} samples of a step "
+                f"(global_batch_size={size}, nprocs={nprocs}) into more pieces than there are. "
+                f"Use global_batch_size={nprocs * self.grad_accumulation} or more.",
+            ),
+            (self.clip_norm is not None and not self.clip_norm > 0, f"clip_norm={self.clip_norm} must be above 0, or null."),
+            (self.on_nonfinite not in ("stop", "skip"), f"on_nonfinite={self.on_nonfinite} must be stop or skip."),
+            (self.eval_every < 0, f"eval_every={self.eval_every} must be 0 (only at the end) or more."),
+            (self.log_every < 1, f"log_every={self.log_every} must be at least 1."),
+            (self.warmup_steps < 0, f"warmup_steps={self.warmup_steps} must be 0 or more."),
+            (self.checkpoint_every < 0, f"checkpoint_every={self.checkpoint_every} must be 0 (none) or more."),
+        ]
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run.
+
+    Attributes:
+        job: Number of the job within its sweep.
+        method: Which launcher starts the ranks.
+        start_method: How ``spawn`` makes a process: ``forkserver``, ``spawn`` or ``fork``.
+        backend: Resolved, never ``auto``; empty where the task joins a process group by itself or not at all.
+        backend_reason: Why ``auto`` came to it.
+        device: Type of device of every rank: ``cpu``, ``cuda`` or ``xpu``.
+        devices: Absolute ids of the ranks' devices, in rank order; empty on the CPU.
+        threads: Of the math libraries, per rank.
+        timeout_s: Silence after which ranks count as hung; None waits for ever.
+        grace_s: From SIGTERM to SIGKILL.
+        cwd, sys_path, argv: As the parent has them.
+        settings: Environment variables of the job, on top of the parent's.
+        train: What the harness's own training loop does; None for anybody else's task.
+    """
+
+    task: Task
+    job: int = 0
+    method: str = "spawn"
+    start_method: str = "forkserver"
+    nprocs: int = 1
+    backend: str = ""
+    backend_reason: str = ""
+    device: str = "cpu"
+    devices: tuple[str, ...] = ()
+    threads: int = 1
+    timeout_s: float | None = None
+    grace_s: float = 1.0
+    cwd: str = ""
+    sys_path: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    train: TrainPlan | None = None
+
+    def write(self, run: RunDir) -> None:
+        """Write ``plan.json``."""
+        write_json(run.plan, {"format": FORMAT, **dataclasses.asdict(self)})
+
+    @classmethod
+    def read(cls, run: RunDir) -> RunPlan:
+        """Return the plan of a run's folder."""
+        data = json.loads(run.plan.read_text())
+        data.pop("format")
+        task = dict(data.pop("task"))
+        task["arguments"] = tuple(task["arguments"])
+        train = data.pop("train")
+        for name in ("devices", "sys_path", "argv"):
+            data[name] = tuple(data[name])
+        return cls(task=Task(**task), train=TrainPlan(**train) if train else None, **data)

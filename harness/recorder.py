@@ -1,0 +1,138 @@
+"""What a rank writes down while it runs: an event a line, whole, at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import re
+import sys
+import sysconfig
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from harness.record import Evaluation, Failure, Step
+from harness.rundir import write_whole
+
+_COLLECTIVE = re.compile(r"Connection (closed|reset) by peer|gloo|NCCL|Timed out waiting|Socket Timeout|store", re.IGNORECASE)
+_NOT_USERS = tuple(
+    os.path.realpath(path) + os.sep
+    for path in {*(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(__file__)}
+)
+
+
+class Recorder:
+    """Appends to ``rank-N.jsonl``; a line is one ``write``, so that a kill loses nothing that was recorded."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        os.close(self._file)
+
+    def event(self, kind: str, /, **body: Any) -> None:
+        """Append one event."""
+        os.write(self._file, json.dumps({"event": kind, **body}).encode() + b"\n")
+
+    def start(self, pid: int, entered: float) -> None:
+        """Record that this rank's code runs; ``entered`` is CLOCK_MONOTONIC in seconds."""
+        self.event("start", pid=pid, marks={"code entered": entered})
+
+    def mark(self, name: str) -> None:
+        """Record the end of a phase."""
+        self.event("mark", name=name, t=time.monotonic())
+
+    def facts(self, **facts: Any) -> None:
+        """Record what this rank sees of itself."""
+        self.event("facts", **facts)
+
+    def step(self, step: Step) -> None:
+        """Record a step."""
+        self.event("step", **dataclasses.asdict(step))
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Record an evaluation."""
+        self.event("evaluation", **dataclasses.asdict(evaluation))
+
+    def log(self, level: str, text: str) -> None:
+        """Record a log record that the parent shall show."""
+        self.event("log", level=level, text=text)
+
+    def end(self, status: str, code: int, failure: Failure | None = None, value: Any = None) -> None:
+        """Record how it ended; nothing follows."""
+        body = dataclasses.asdict(failure) if failure else None
+        self.event("end", status=status, code=code, failure=body, value=_as_json(value), t=time.monotonic())
+
+    def value(self, path: Path, value: Any) -> None:
+        """Keep what the task returned, with its type; one that cannot be pickled is named in the log and lost."""
+        if value is None:
+            return
+        try:
+            content = pickle.dumps(value)
+        except Exception as error:
+            self.log("WARNING", f"the task's return value ({type(value).__name__}) cannot be pickled and is lost: {error}")
+        else:
+            write_whole(path, content)
+
+    def error(self, path: Path, error: BaseException) -> None:
+        """Keep the exception with its type, where it survives pickling; its text is in the record all the same."""
+        try:
+            content = pickle.dumps(error)
+            pickle.loads(content)
+        except Exception:
+            return
+        write_whole(path, content)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return an exception as text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return Failure(
+        type=type(error).__name__,
+        message=str(error),
+        where=_users_frame(frames),
+        traceback="".join(traceback.format_exception(error)),
+        collective=_is_collective(error, frames),
+        t=time.monotonic(),
+    )
+
+
+def _users_frame(frames: traceback.StackSummary) -> str:
+    """Return the innermost frame that is neither Python's, nor a library's, nor ours; failing that, the innermost."""
+    users = [frame for frame in frames if not _is_library(frame.filename)]
+    if not (users or frames):
+        return ""
+    frame = (users or list(frames))[-1]
+    path = frame.filename
+    if path.startswith(os.getcwd() + os.sep):
+        path = os.path.relpath(path)
+    return f"{path}:{frame.lineno}"
+
+
+def _is_library(path: str) -> bool:
+    return path.startswith("<") or os.path.realpath(path).startswith(_NOT_USERS)
+
+
+def _is_collective(error: BaseException, frames: traceback.StackSummary) -> bool:
+    if type(error).__name__.startswith("Dist") and type(error).__module__.startswith("torch"):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    in_torch = any(f"torch{os.sep}distributed" in f.filename or f"torch{os.sep}autograd" in f.filename for f in frames)
+    return in_torch and bool(_COLLECTIVE.search(str(error)))
+
+
+def _as_json(value: Any) -> Any:
+    """Return ``value`` where JSON holds it as it is, else None: the pickle beside the record holds the rest."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        return None
+    return value if len(text) < 10_000 and "torch" not in type(value).__module__ and sys.getsizeof(value) < 100_000 else None

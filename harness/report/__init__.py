@@ -1,0 +1,1 @@
+"""What people look at: each reporter turns records into one thing."""

@@ -1,0 +1,110 @@
+"""RunDir: the folder of one run, and the only place that knows the names of the files in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class RunDir:
+    """The files of one run. Whole files are written aside and renamed; only ``rank-N.jsonl`` and ``rank-N.log`` grow."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    @property
+    def plan(self) -> Path:
+        """What is to be run (JSON)."""
+        return self.path / "plan.json"
+
+    @property
+    def config(self) -> Path:
+        """The resolved Hydra configuration, with its types (pickle)."""
+        return self.path / "config.pkl"
+
+    @property
+    def call(self) -> Path:
+        """Function and arguments of ``harness.spawn`` (pickle)."""
+        return self.path / "call.pkl"
+
+    @property
+    def result(self) -> Path:
+        """What came out (JSON)."""
+        return self.path / "result.json"
+
+    @property
+    def stacks(self) -> Path:
+        """Where every rank stood when the run was found to hang."""
+        return self.path / "stacks.txt"
+
+    @property
+    def store(self) -> Path:
+        """Address of the rendezvous store; there only while the run lasts."""
+        return self.path / "store.json"
+
+    @property
+    def engine_log(self) -> Path:
+        """What the processes printed that are not ranks (torch's elastic engine, an interpreter that did not start)."""
+        return self.path / "launcher.log"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last checkpoint."""
+        return self.path / "checkpoint.pt"
+
+    @property
+    def engine_codes(self) -> Path:
+        """Exit codes of the ranks that torch's elastic engine saw fail (JSON, by rank)."""
+        return self.path / ".engine-codes.json"
+
+    def records(self, rank: int) -> Path:
+        """What ``rank`` recorded, an event a line (JSON lines)."""
+        return self.path / f"rank-{rank}.jsonl"
+
+    def log(self, rank: int) -> Path:
+        """What ``rank`` printed or logged."""
+        return self.path / f"rank-{rank}.log"
+
+    def rank_stacks(self, rank: int) -> Path:
+        """Stacks that ``rank`` writes when asked to."""
+        return self.path / f".stacks-{rank}.txt"
+
+    def value(self, rank: int) -> Path:
+        """What ``rank``'s task returned (pickle)."""
+        return self.path / f"value-{rank}.pkl"
+
+    def error(self, rank: int) -> Path:
+        """The exception that ended ``rank`` (pickle); absent where it cannot be pickled."""
+        return self.path / f"error-{rank}.pkl"
+
+    def events(self, rank: int) -> list[dict[str, Any]]:
+        """Return the whole events that ``rank`` has recorded so far; a line cut off by a kill is left out."""
+        return list(read_events(self.records(rank)))
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the complete events of a ``rank-N.jsonl``."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write ``path`` so that a reader sees all of ``content`` or what was there before, never a part."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_bytes(content.encode() if isinstance(content, str) else content)
+    aside.replace(path)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write ``content`` as JSON, whole; NaN and infinity keep their JavaScript names, as Python's ``json`` reads them."""
+    write_whole(path, json.dumps(content, indent=1) + "\n")

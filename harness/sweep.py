@@ -1,0 +1,56 @@
+"""The story in a page: each job of a sweep is planned, launched and collected; then the sweep is compared and reported."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harness.environ import common_environment
+from harness.launchers import pool
+from harness.launchers.supervise import Observer, Supervisor
+from harness.plan import RunPlan
+from harness.record import RunResult, to_json
+from harness.rundir import RunDir, write_json
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a sweep, ready to start.
+
+    Attributes:
+        overrides: What the user typed for it.
+        label: Setting -> value for what the sweep varies, in the order of the columns.
+    """
+
+    plan: RunPlan
+    run: RunDir
+    overrides: Sequence[str] = ()
+    label: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_job(plan: RunPlan, run: RunDir, observer: Observer | None = None) -> RunResult:
+    """Start the ranks of one run, see them to their end, and leave ``result.json``."""
+    called = time.monotonic()
+    plan.write(run)
+    environment = common_environment(os.environ, plan, run.path)
+    launcher = pool.launcher(plan.method)
+    supervisor = Supervisor(run, plan, observer, called)
+    try:
+        result = supervisor.watch(lambda: launcher.start(run, plan, environment))
+    finally:
+        clear(run, plan)
+    assert result is not None
+    write_json(run.result, to_json(result))
+    return result
+
+
+def clear(run: RunDir, plan: RunPlan) -> None:
+    """Remove what has no meaning after a run."""
+    run.store.unlink(missing_ok=True)
+    run.engine_codes.unlink(missing_ok=True)
+    for rank in range(plan.nprocs):
+        run.rank_stacks(rank).unlink(missing_ok=True)
+    if run.engine_log.exists() and not run.engine_log.stat().st_size:
+        run.engine_log.unlink()

@@ -1,0 +1,44 @@
+"""Hydra's launcher plugin: ``hydra/launcher=harness`` starts an app's function in every rank.
+
+Hydra imports this file at each start of each of its apps, so it imports what it needs only when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydra.plugins.launcher import Launcher
+
+from harness import config
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from hydra.types import HydraContext, TaskFunction
+    from omegaconf import DictConfig
+
+config.register()
+
+
+class HarnessLauncher(Launcher):
+    """Starts the ranks of each job of a sweep. Its settings are those of :class:`harness.config.PluginConf`."""
+
+    def __init__(self, **settings: Any) -> None:
+        # Interpolations may give each job its own settings, so they are read job by job.
+        del settings
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Take what Hydra hands over before the first launch."""
+        self._context = hydra_context
+        self._task_function = task_function
+        self._config = config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run the jobs one after another and return what rank 0 of each returned.
+
+        Raises:
+            CompactHydraException: A setting of any job is wrong; no rank has been started.
+        """
+        from harness.hydra_jobs import launch
+
+        return launch(self._context, self._config, self._task_function, job_overrides, initial_job_idx)
