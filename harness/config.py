@@ -83,7 +83,14 @@ class Conf:
 def register() -> None:
     """Put the schemas where Hydra finds them."""
     store = ConfigStore.instance()
-    store.store(group="hydra/launcher", name="harness", node=PluginConf, provider="harness")
+    # Hydra ignores launchers outside of a multirun; the callback notices.
+    node = {
+        "hydra": {
+            "launcher": PluginConf,
+            "callbacks": {"harness": {"_target_": "hydra_plugins.harness_launcher.NeverBypassed"}},
+        }
+    }
+    store.store(group="hydra/launcher", name="harness", node=node, package="_global_", provider="harness")
     store.store(name="harness_schema", node=Conf, provider="harness")
     store.store(group="launcher", name="schema", node=LauncherConf, provider="harness")
     store.store(group="backend", name="schema", node=BackendConf, provider="harness")

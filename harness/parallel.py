@@ -34,7 +34,7 @@ def _world_size(group: ProcessGroup | None) -> int:
     return max(1, dist.get_world_size(group))
 
 
-# --- DataParallel ------------------------------------------------------------------------------------------------------
+# --- DataParallel ----------------------------------------------------------------------------------------------------
 
 
 class DataParallel(nn.Module):
@@ -94,7 +94,8 @@ class DataParallel(nn.Module):
         self._bucket_options = _bucket_options(comm_buffer_size, last_comm_buffer_size)
         self._synchronising = True
         self._warned: set[str] = set()
-        self.register_load_state_dict_pre_hook(_insert_module_prefix)
+        register: Any = self.register_load_state_dict_pre_hook
+        register(_insert_module_prefix)
         self._wrap()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,7 +125,7 @@ class DataParallel(nn.Module):
         finally:
             self._synchronising = before
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the wrapped module's own state, without a ``module.`` prefix, also where this wrapper is nested."""
         return self.module.state_dict(*args, **kwargs)
 
@@ -237,8 +238,8 @@ def _replaced_message(known: Mapping[str, nn.Parameter], present: Mapping[str, n
     names = sorted(name for name in known.keys() | present.keys() if known.get(name) is not present.get(name))
     shown = ", ".join(name.removeprefix("module.") for name in names[:5]) + (", ..." if len(names) > 5 else "")
     return (
-        f"Parameters were replaced, added or removed after DataParallel was built ({shown}): their gradients would not be "
-        "averaged. Change the module first, then wrap it, DataParallel(model.module), and build the optimizer anew."
+        f"Parameters were replaced, added or removed after DataParallel was built ({shown}): their gradients would not "
+        "be averaged. Change the module first, then wrap it, DataParallel(model.module), and build the optimizer anew."
     )
 
 
@@ -264,7 +265,7 @@ def _frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-# --- sparse embeddings -------------------------------------------------------------------------------------------------
+# --- sparse embeddings -----------------------------------------------------------------------------------------------
 
 
 def _sparse_modules(module: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
@@ -274,7 +275,8 @@ def _sparse_modules(module: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
 
 def _sparse_tables(module: nn.Module) -> list[nn.Parameter]:
     """Return the trainable weights of sparse layers, each once, in the order of the module."""
-    return list({id(m.weight): m.weight for m in _sparse_modules(module) if m.weight.requires_grad}.values())
+    weights = {id(layer.weight): layer.weight for layer in _sparse_modules(module)}
+    return [p for p in weights.values() if isinstance(p, nn.Parameter) and p.requires_grad]
 
 
 _NO_GRAD, _SPARSE, _DENSE = range(3)
@@ -287,7 +289,7 @@ class _SparseTables:
         module: The module that holds the tables.
         tables: Parameters to reduce, equal on all ranks.
         anchor: A parameter of DDP's, or None. A rank whose step touches tables only would never wake DDP's reducer, and
-            the other ranks would wait for it: so each use of a table leads backward to the anchor too, without gradient.
+            the others would wait for it: so each use of a table leads backward to the anchor too, without a gradient.
         group: The process group.
     """
 
@@ -309,7 +311,7 @@ class _SparseTables:
             return
 
         def tie(_module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-            return _Anchored.apply(output, anchor) if output.requires_grad else output
+            return _tie(output, anchor) if output.requires_grad else output
 
         handles = [layer.register_forward_hook(tie) for layer in _sparse_modules(self._module)]
         try:
@@ -327,8 +329,8 @@ class _SparseTables:
         tensors = list(_tensors_in(output))
         if not tensors:
             raise HarnessError(
-                f"The module has sparse embeddings and returns {type(output).__name__}, in which no tensor was found: the "
-                "end of backward would go unnoticed. Return a tensor, or a list, tuple, dict or dataclass of them."
+                f"The module has sparse embeddings and returns {type(output).__name__}, in which no tensor was found: "
+                "the end of backward would go unnoticed. Return a tensor, or a list, tuple, dict or dataclass of them."
             )
         self._queued = False  # a backward that raised has left it set
         for tensor in tensors:
@@ -365,7 +367,7 @@ class _SparseTables:
 
 
 class _Anchored(Function):
-    """The identity on its first argument, in place; the second gets an undefined gradient, which changes no ``grad``."""
+    """The identity on its first argument, in place; the second gets an undefined gradient: its ``grad`` stays."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, output: Tensor, anchor: Tensor) -> Tensor:
@@ -377,7 +379,11 @@ class _Anchored(Function):
         return grads[0], None
 
 
-def _tensors_in(output: Any) -> Iterator[Tensor]:
+_tie: Any = _Anchored.apply
+
+
+def _tensors_in(output: Any) -> Iterator[Any]:
+    """Yield the tensors in nested lists, tuples, mappings and dataclasses."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):
@@ -427,7 +433,7 @@ def _sparse_mean(table: nn.Parameter, rows_of_rank: Sequence[int], group: Proces
     return total.div_(len(rows_of_rank))
 
 
-# --- SyncBatchNorm -----------------------------------------------------------------------------------------------------
+# --- SyncBatchNorm ---------------------------------------------------------------------------------------------------
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -481,7 +487,8 @@ class SyncBatchNorm(_BatchNorm):
             )
         if self.track_running_stats:
             self._track(batch, input)
-        return _Normalize.apply(input, self.weight, self.bias, batch, self.eps, self.group)  # type: ignore[no-any-return]
+        output: Tensor = _normalize(input, self.weight, self.bias, batch, self.eps, self.group)
+        return output
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2 or input.shape[1] != self.num_features:
@@ -513,10 +520,10 @@ def convert_sync_batchnorm(module: nn.Module, group: ProcessGroup | None = None)
     """
     for layer in module.modules():
         if isinstance(layer, LazyModuleMixin) and isinstance(layer, _BatchNorm):
-            raise ConfigError(f"{type(layer).__name__} does not know its size yet. Run the model once, then convert it.")
+            raise ConfigError(f"{type(layer).__name__} does not know its size yet. Run the model once before.")
         if isinstance(layer, _BatchNorm):
             layer.__class__ = SyncBatchNorm
-            layer.group = group
+            layer.__dict__["group"] = group
     return module
 
 
@@ -559,7 +566,7 @@ def _global_statistics(input: Tensor, group: ProcessGroup | None) -> _BatchStati
     mean, square_sum = _local_statistics(input)
     count = mean.new_full((1,), _values_per_channel(input))
     parts = torch.stack(_all_gather(torch.cat([count, mean, square_sum]), group))
-    counts, means, square_sums = parts.split([1, len(mean), len(mean)], dim=1)
+    counts, means, square_sums = parts[:, :1], parts[:, 1 : 1 + len(mean)], parts[:, 1 + len(mean) :]
     total = counts.sum().clamp(min=1)
     mean = (counts * means).sum(0) / total
     var = (square_sums + counts * (means - mean).square()).sum(0) / total
@@ -633,6 +640,9 @@ class _Normalize(Function):
             grad_input = grad_input.to(input.dtype)
         _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         return grad_input, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None, None, None
+
+
+_normalize: Any = _Normalize.apply
 
 
 def _cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -5,9 +5,12 @@ Hydra imports this file at each start of each of its apps, so it imports what it
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 
 from harness import config
@@ -42,3 +45,18 @@ class HarnessLauncher(Launcher):
         from harness.hydra_jobs import launch
 
         return launch(self._context, self._config, self._task_function, job_overrides, initial_job_idx)
+
+
+class NeverBypassed(Callback):
+    """Sees to it that a single process never passes for N ranks: Hydra uses no launcher outside of a multirun."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Start the same command again as a multirun; end it where the user has asked for a single run.
+
+        Hydra turns an exception from here into a warning, so this prints and exits.
+        """
+        if {"hydra.mode=RUN", "--run", "-r"}.isdisjoint(sys.argv):
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "--multirun"])
+        nprocs = config.hydra.launcher.nprocs
+        print(f"hydra.mode=RUN bypasses the launcher: nprocs={nprocs} would be one process. Leave it out.", file=sys.stderr)
+        sys.exit(1)

@@ -126,8 +126,9 @@ class Supervisor:
                 self._heard[rank] = time.monotonic()
             for line in lines:
                 self._take(rank, line)
-        for line in self._output.lines():
-            if self._observer is not None:
+        # A rank inside this process has printed to the console itself.
+        if self._observer is not None and self._plan.method != "inline":
+            for line in self._output.lines():
                 self._observer.output(line)
 
     def _take(self, rank: int, line: str) -> None:
