@@ -80,6 +80,24 @@ class RankEnvironment:
         }
 
 
+def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return where the ranks of a job step of Slurm meet: its first machine, and a port from the job's number; None outside.
+
+    The port lies in 15000..29999, below those that systems hand out by themselves. Steps of one job get different ones.
+    """
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    job = environ.get("SLURM_JOB_ID", "")
+    if not nodes or not job.isdigit():
+        return None
+    step = environ.get("SLURM_STEP_ID", "0")
+    port = 15000 + (int(job) * 31 + (int(step) if step.isdigit() else 0)) % 15000
+    if environ.get("SLURM_STEP_NUM_NODES") == "1":
+        return "127.0.0.1", port
+    # node[07-09,12],other3: the first machine is node07.
+    first = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
+    return ("".join(part for part in first.groups() if part) if first else nodes), port
+
+
 def without_stale(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` without what another launcher may have left in it."""
     return {name: value for name, value in environ.items() if not _STALE.fullmatch(name)}

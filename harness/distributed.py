@@ -1,0 +1,300 @@
+"""A script's own view of the ranks: ``import harness.distributed as dist``.
+
+Importing this costs no torch, so that a parent which only calls ``spawn`` starts its ranks at once; what needs torch imports
+it when it is called.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from harness.environ import RUN_DIR, RankEnvironment, loopback_interface, slurm_rendezvous, usable_cores
+from harness.errors import BackendUnavailable, ConfigError
+from harness.placement import Machine, may_have_accelerator, place
+from harness.plan import RunPlan
+from harness.rundir import RunDir
+
+if TYPE_CHECKING:
+    from harness.parallel import DataParallel
+    from harness.spawning import spawn
+
+__all__ = [
+    "DataParallel",
+    "ParallelEnv",
+    "get_rank",
+    "get_world_size",
+    "init_parallel_env",
+    "prepare_context",
+    "spawn",
+]
+
+_AFTER_THE_SUPERVISOR = timedelta(seconds=30)
+_joined: list[ParallelEnv] = []
+
+
+class ParallelEnv:
+    """This process's place among the ranks, as it is when this object is made.
+
+    It may be made before :func:`init_parallel_env` too: then it says what the environment says. In a process that nobody
+    started as a rank it is rank 0 of 1.
+    """
+
+    def __init__(self) -> None:
+        who = _who() or RankEnvironment()
+        self._local_rank = who.local_rank
+        self._rank, self._world_size = who.rank, who.world_size
+        if _group_exists():
+            group = sys.modules["torch.distributed"]
+            self._rank, self._world_size = int(group.get_rank()), int(group.get_world_size())
+        self._device_type: str | None = None
+        self._host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        self._port = int(os.environ.get("MASTER_PORT", "0"))
+
+    @property
+    def rank(self) -> int:
+        """Number of this rank over all machines, from 0."""
+        return self._rank
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this rank on its machine, from 0."""
+        return self._local_rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks over all machines."""
+        return self._world_size
+
+    @property
+    def nranks(self) -> int:
+        """The same as ``world_size``."""
+        return self._world_size
+
+    @property
+    def device_id(self) -> int:
+        """Index of this rank's device among those that it sees; 0 on the CPU."""
+        return 0 if self.device_type == "cpu" else self._local_rank
+
+    @property
+    def dev_id(self) -> int:
+        """The same as ``device_id``."""
+        return self.device_id
+
+    @property
+    def device_type(self) -> str:
+        """``cpu``, ``cuda`` or ``xpu``: ``torch.device(env.device_type, env.device_id)`` is this rank's device."""
+        if self._device_type is None:
+            self._device_type = _device_without_group()
+        return self._device_type
+
+    @property
+    def current_endpoint(self) -> str:
+        """This rank's entry of ``trainer_endpoints``."""
+        return self.trainer_endpoints[self._rank]
+
+    @property
+    def trainer_endpoints(self) -> list[str]:
+        """A ``host:number`` for each rank, in rank order, to tell ranks apart by.
+
+        Unlike paddle's they are names only: no rank listens there, because ranks find each other through the rendezvous.
+        """
+        return [f"{self._host}:{self._port + rank}" for rank in range(self._world_size)]
+
+    def __repr__(self) -> str:
+        return f"ParallelEnv(rank={self._rank}, world_size={self._world_size}, local_rank={self._local_rank})"
+
+
+def init_parallel_env(backend: str = "auto") -> ParallelEnv:
+    """Join this process to its group and return its place in it; a second call returns the same and changes nothing.
+
+    Works in a rank of ``spawn`` or of the launch command, in a script under ``torchrun`` or ``srun``, and in a plain
+    ``python train.py``, which is one rank at once. Under ``srun`` without MASTER_ADDR the ranks meet on the first machine of
+    the step, at a port that follows from the job's number. A group that the script has initialised itself is taken as it is.
+    A rank on an accelerator gets its device set as the current one.
+
+    Args:
+        backend: ``auto``, ``gloo``, ``nccl`` or ``bkcl``; ``auto`` is what the launcher chose, else what fits this machine.
+
+    Raises:
+        ConfigError: The backend contradicts the one that the launcher was asked for, or the environment is incomplete.
+        BackendUnavailable: The backend cannot run here.
+    """
+    if _group_exists():
+        return _adopt(backend)
+    who = _who()
+    plan = _plan()
+    name, device = _choose(backend, who or RankEnvironment(), plan)
+    _set_device(device, who or RankEnvironment())
+    _join(name, device, who, plan)
+    env = ParallelEnv()
+    env._device_type = device
+    _joined[:] = [env]
+    return env
+
+
+def get_rank() -> int:
+    """Return this process's rank; 0 before the group is initialised."""
+    return int(sys.modules["torch.distributed"].get_rank()) if _group_exists() else 0
+
+
+def get_world_size() -> int:
+    """Return the number of ranks; 1 before the group is initialised."""
+    return int(sys.modules["torch.distributed"].get_world_size()) if _group_exists() else 1
+
+
+def prepare_context(strategy: object = None) -> ParallelEnv:
+    """Call :func:`init_parallel_env`. Deprecated; ``strategy`` has no effect."""
+    warnings.warn("prepare_context() is an old name: call init_parallel_env().", FutureWarning, stacklevel=2)
+    return init_parallel_env()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DataParallel":
+        from harness.parallel import DataParallel
+
+        return DataParallel
+    if name == "spawn":
+        from harness.spawning import spawn
+
+        return spawn
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _group_exists() -> bool:
+    """Return True in a process that has joined a group; one that has not imported torch has not."""
+    group = sys.modules.get("torch.distributed")
+    return group is not None and bool(group.is_available()) and bool(group.is_initialized())
+
+
+def _adopt(backend: str) -> ParallelEnv:
+    """Return the place in the group that exists, whoever made it."""
+    current = str(sys.modules["torch.distributed"].get_backend())
+    if backend not in ("auto", current):
+        warnings.warn(
+            f"init_parallel_env(backend={backend!r}) changes nothing: the group exists already, with backend {current!r}.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    if not _joined:
+        _joined.append(ParallelEnv())
+    return _joined[0]
+
+
+def _who() -> RankEnvironment | None:
+    try:
+        return RankEnvironment.read()
+    except ValueError as error:
+        raise ConfigError(f"This process cannot tell which rank it is: {error}.") from error
+
+
+def _plan() -> RunPlan | None:
+    """Return the plan that this rank was started for; None where another launcher, or nobody, started it."""
+    if RUN_DIR not in os.environ:
+        return None
+    run = RunDir(os.environ[RUN_DIR])
+    return RunPlan.read(run) if run.plan.exists() else None
+
+
+def _choose(backend: str, who: RankEnvironment, plan: RunPlan | None) -> tuple[str, str]:
+    """Return the backend and the type of device."""
+    if plan is not None and plan.backend:
+        if backend in ("auto", plan.backend):
+            return plan.backend, plan.device
+        if not plan.backend_reason.startswith("auto"):
+            raise ConfigError(
+                f"init_parallel_env(backend={backend!r}) contradicts the launcher, which was asked for "
+                f"backend={plan.backend}. Leave one of the two out."
+            )
+    placement = place(backend, who.local_world_size, None, usable_cores(), os.environ, _machine)
+    return placement.backend, placement.device
+
+
+def _machine() -> Machine:
+    from harness.backend import probe
+
+    return Machine(**probe())
+
+
+def _device_without_group() -> str:
+    plan = _plan()
+    if plan is not None:
+        return plan.device
+    if not may_have_accelerator():
+        return "cpu"
+    seen = _machine().devices
+    return next((kind for kind in ("cuda", "xpu") if seen.get(kind)), "cpu")
+
+
+def _set_device(device: str, who: RankEnvironment) -> None:
+    if device == "cpu":
+        return
+    import torch
+
+    module: ModuleType = torch.cuda if device == "cuda" else torch.xpu
+    module.set_device(who.local_rank)
+
+
+def _join(name: str, device: str, who: RankEnvironment | None, plan: RunPlan | None) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        if who is None or who.world_size == 1:
+            return
+        raise BackendUnavailable(f"This torch build ({torch.__version__}) has no torch.distributed: use nprocs=1.")
+    options: dict[str, Any] = {}
+    if plan is not None and plan.timeout_s is not None:
+        options["timeout"] = timedelta(seconds=plan.timeout_s) + _AFTER_THE_SUPERVISOR
+    if who is None or who.world_size == 1:
+        options |= {"store": torch._C._distributed_c10d.HashStore(), "rank": 0, "world_size": 1}
+    else:
+        _require_rendezvous(who)
+        options |= {"init_method": "env://", "rank": who.rank, "world_size": who.world_size}
+    if device == "cuda":
+        options["device_id"] = torch.device("cuda", who.local_rank if who else 0)
+    with _loopback(_is_one_machine(who)):
+        dist.init_process_group(name, **options)
+
+
+def _require_rendezvous(who: RankEnvironment) -> None:
+    """See to it that MASTER_ADDR and MASTER_PORT are set.
+
+    Raises:
+        ConfigError: They are not, and no job of Slurm tells them.
+    """
+    if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
+        return
+    found = slurm_rendezvous(os.environ)
+    if found is None:
+        raise ConfigError(
+            f"RANK={who.rank} and WORLD_SIZE={who.world_size} are set, but not both of MASTER_ADDR and MASTER_PORT, so the "
+            "ranks cannot meet. Start the script by python -m harness.launch, torchrun or srun."
+        )
+    host, port = found
+    os.environ.update({**who.variables(), "MASTER_PORT": str(port), "MASTER_ADDR": os.environ.get("MASTER_ADDR", host)})
+
+
+def _is_one_machine(who: RankEnvironment | None) -> bool:
+    if who is None:
+        return True
+    return "LOCAL_WORLD_SIZE" in os.environ and who.local_world_size == who.world_size
+
+
+@contextmanager
+def _loopback(wanted: bool) -> Iterator[None]:
+    """Have gloo use the loopback interface for the time of joining, unless the user chose one: host names may not resolve."""
+    if not wanted or "GLOO_SOCKET_IFNAME" in os.environ:
+        yield
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
+    try:
+        yield
+    finally:
+        del os.environ["GLOO_SOCKET_IFNAME"]
