@@ -14,6 +14,7 @@ class PluginConf:
     """``hydra/launcher=harness`` in any Hydra app: start the app's function in every rank."""
 
     _target_: str = "hydra_plugins.harness_launcher.HarnessLauncher"
+    _recursive_: bool = False  # a recipe's _target_ is for the ranks to make
     nprocs: int = -1  # ranks; -1: every visible accelerator, else every usable core
     method: str = "spawn"  # spawn, launch, torchrun, inline
     start_method: str = "forkserver"  # of spawn: forkserver, spawn, fork
@@ -78,6 +79,7 @@ class Conf:
     checkpoint_every: int = 0
     resume: str | None = None
     deterministic: bool = True
+    find_unused_parameters: bool = False
 
 
 def register() -> None:

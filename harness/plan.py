@@ -64,6 +64,7 @@ class TrainPlan:
     checkpoint_every: int = 0
     resume: str | None = None
     deterministic: bool = True
+    find_unused_parameters: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TrainPlan:

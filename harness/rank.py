@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from harness.context import Rank, enter
 from harness.environ import PARENT, RUN_DIR, RankEnvironment
 from harness.lifetime import die_with_parent
 from harness.plan import RunPlan
@@ -47,6 +48,7 @@ def main(path: str, forked: bool = False) -> int:
 def work(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> Any:
     """Agree on a rendezvous, then do the task and return its value."""
     offer_store(run, who)
+    enter(Rank(run, plan, who, record))
     return run_task(run, plan, who, record)
 
 

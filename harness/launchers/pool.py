@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from harness.errors import HarnessError
@@ -33,6 +34,14 @@ def warm_up() -> None:
     spawn = launcher("spawn")
     assert isinstance(spawn, SpawnLauncher)
     spawn.warm()
+
+
+def warm_up_for(arguments: Sequence[str]) -> None:
+    """Warm up if a command with these arguments is going to fork ranks; a needless import of torch would slow the others."""
+    asks = {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
+    launchers = [argument.partition("=")[2] for argument in arguments if argument.startswith("launcher=")]
+    if asks.isdisjoint(argument.partition("=")[0] for argument in arguments) and all("spawn" in each for each in launchers):
+        warm_up()
 
 
 def probe() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from harness.environ import PARENT
 from harness.launchers.base import kill_group
 
-PRELOAD = ("torch", "torch._dynamo", "torch.utils.data", "hydra.core.utils", "threadpoolctl", "harness.rank")
+PRELOAD = ("torch", "torch._dynamo", "torch.utils.data", "hydra.core.utils", "threadpoolctl", "harness.rank", "harness.train")
 """Modules that a rank needs; without ``torch._dynamo`` the first optimizer of each rank would import it, for 1-2 s."""
 
 

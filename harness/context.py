@@ -1,0 +1,39 @@
+"""What a task can know of the rank that it runs in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.environ import RankEnvironment
+from harness.plan import RunPlan
+from harness.recorder import Recorder
+from harness.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of one run."""
+
+    run: RunDir
+    plan: RunPlan
+    who: RankEnvironment
+    record: Recorder
+
+
+_current: list[Rank] = []
+
+
+def enter(rank: Rank) -> None:
+    """Make ``rank`` the one that :func:`current` returns."""
+    _current[:] = [rank]
+
+
+def current() -> Rank:
+    """Return the rank that this process is.
+
+    Raises:
+        RuntimeError: This process was not started as a rank.
+    """
+    if not _current:
+        raise RuntimeError("this process is no rank: start it by run.py, or by python -m harness.rank RUN_DIR")
+    return _current[0]

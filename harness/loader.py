@@ -1,0 +1,71 @@
+"""From sample numbers to batches on this rank's device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from harness.errors import ConfigError
+from harness.lifetime import worker_dies_with_rank
+from harness.recipe import Recipe
+from harness.seeds import epoch_order
+from harness.shard import global_batches
+
+
+def load(
+    dataset: Dataset[Any], batches: Sequence[Sequence[int]], recipe: Recipe, num_workers: int, seed: int
+) -> Iterator[Any]:
+    """Yield the batches of these sample numbers, on the CPU; worker processes are forked, whatever started this rank.
+
+    Args:
+        seed: Of the workers' random streams, which differ from one another.
+    """
+    loader = DataLoader(
+        dataset,
+        batch_sampler=[list(batch) for batch in batches],
+        collate_fn=collate_of(recipe),
+        num_workers=num_workers,
+        generator=torch.Generator().manual_seed(seed),
+        multiprocessing_context="fork" if num_workers else None,
+        worker_init_fn=worker_dies_with_rank if num_workers else None,
+    )
+    return iter(loader)
+
+
+def collate_of(recipe: Recipe) -> Callable[[list[Any]], Any]:
+    """Return the recipe's way to join samples, or torch's."""
+    return getattr(recipe, "collate", None) or default_collate
+
+
+def epoch_batches(recipe: Recipe, num_samples: int, size: int, seed: int, epoch: int) -> list[Sequence[int]]:
+    """Return the sample numbers of each global batch of an epoch, the same on every rank; each number once.
+
+    Raises:
+        ConfigError: The recipe's own ``batches`` lost or repeated a sample.
+    """
+    order = epoch_order(num_samples, seed, epoch)
+    group = getattr(recipe, "batches", None)
+    if group is None:
+        return global_batches(order, size)
+    batches = [list(batch) for batch in group(order, size)]
+    if sorted(number for batch in batches for number in batch) != list(range(num_samples)):
+        raise ConfigError(f"{type(recipe).__name__}.batches() must return each of the {num_samples} samples exactly once.")
+    return [batch for batch in batches if batch]
+
+
+def to_device(batch: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return a batch on the device, in the same nesting; where ``dtype`` is float64, floating-point tensors take it."""
+    if isinstance(batch, Tensor):
+        wide = dtype == torch.float64 and batch.is_floating_point()
+        return batch.to(device, dtype if wide else batch.dtype, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device, dtype) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device, dtype) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device, dtype) for value in batch)
+    return batch

@@ -1,0 +1,139 @@
+"""One rank's training, start to end: a page."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness import checkpoint
+from harness.context import Rank
+from harness.distributed import init_parallel_env
+from harness.evaluate import evaluate, has_evaluation
+from harness.plan import TrainPlan
+from harness.recipe import Recipe, make_recipe
+from harness.record import Evaluation, Step, ratio
+from harness.trainer import DTYPES, Seat, StepResult, Trainer
+
+DIGEST_STEPS = 3
+"""How many first steps leave digests, beside birth and the end."""
+
+
+def train(rank: Rank) -> float:
+    """Train the plan's recipe on this rank and return what a sweeper may minimise: the evaluation's loss, or the last step's.
+
+    Raises:
+        HarnessError: A setting turned out not to work with this recipe and data.
+        NonFinite: A loss was not finite.
+    """
+    plan = rank.plan.train
+    assert plan is not None
+    seat = join(rank, plan)
+    recipe = make_recipe(plan.recipe)
+    dataset = prepare(recipe, seat)
+    rank.record.mark("data ready")
+    trainer = Trainer(plan, recipe, dataset, seat)
+    rank.record.mark("DDP built")
+    rank.record.facts(**facts(rank, trainer))
+    loop = Loop(rank, trainer)
+    loop.run(checkpoint.load(trainer, plan.resume) if plan.resume else 0)
+    return loop.value()
+
+
+def join(rank: Rank, plan: TrainPlan) -> Seat:
+    """Join the process group and set up torch as the plan says."""
+    rank.record.mark("torch imported")
+    torch.set_num_threads(rank.plan.threads)
+    torch.use_deterministic_algorithms(plan.deterministic, warn_only=True)
+    environment = init_parallel_env(rank.plan.backend)
+    rank.record.mark("group ready")
+    kind = environment.device_type
+    device = torch.device(kind) if kind == "cpu" else torch.device(kind, environment.device_id)
+    return Seat(environment.rank, environment.world_size, device)
+
+
+def prepare(recipe: Recipe, seat: Seat) -> Any:
+    """Return the recipe's data set, after one rank has prepared it while the others waited."""
+    ready = getattr(recipe, "prepare", None)
+    if ready is not None:
+        if seat.rank == 0:
+            ready()
+        if seat.world_size > 1:
+            dist.barrier()
+    return recipe.dataset()
+
+
+def facts(rank: Rank, trainer: Trainer) -> dict[str, Any]:
+    """Return what this rank sees of itself; all ranks must agree, but for their number and their device's."""
+    grouped = dist.is_initialized()
+    return {
+        "world_size": dist.get_world_size() if grouped else 1,
+        "group_rank": dist.get_rank() if grouped else 0,
+        "backend": dist.get_backend() if grouped else "",
+        "device": str(trainer.seat.device),
+        "dtype": str(DTYPES[trainer.plan.precision]),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "num_parameters": sum(p.numel() for p in trainer.model.parameters()),
+        "num_trainable": len(trainer.parameters),
+        "num_samples": trainer.num_samples,
+        "num_steps": trainer.num_steps,
+    }
+
+
+class Loop:
+    """Takes the steps, and writes down what they came to."""
+
+    def __init__(self, rank: Rank, trainer: Trainer) -> None:
+        self._rank = rank
+        self._trainer = trainer
+        self._plan = trainer.plan
+        self._last = StepResult(math.nan, 0)
+        self._metrics: dict[str, tuple[float, float]] = {}
+        recipe = trainer.recipe
+        self._eval_dataset = recipe.eval_dataset() if has_evaluation(recipe) else None  # type: ignore[attr-defined]
+
+    def run(self, done: int) -> None:
+        """Take all steps from number ``done`` on, evaluate, and leave a last checkpoint if there are any."""
+        self._digest(done)
+        steps = self._trainer.steps(done)
+        for number in range(done, self._trainer.num_steps):
+            self._step(number, steps)
+            after = number + 1
+            last = after == self._trainer.num_steps
+            if after <= done + DIGEST_STEPS or last:
+                self._digest(after)
+            if last or (self._plan.eval_every and after % self._plan.eval_every == 0):
+                self._evaluate(number)
+            if self._plan.checkpoint_every and (last or after % self._plan.checkpoint_every == 0):
+                checkpoint.save(self._trainer, self._rank.run.checkpoint, after)
+
+    def value(self) -> float:
+        """Return the evaluation's loss; without one, the last step's over all ranks."""
+        if "loss" in self._metrics:
+            return ratio(*self._metrics["loss"])
+        total = torch.tensor([self._last.loss_sum, self._last.count], dtype=torch.float64, device=self._trainer.seat.device)
+        if self._trainer.seat.world_size > 1:
+            dist.all_reduce(total)
+        return ratio(float(total[0]), float(total[1]))
+
+    def _step(self, number: int, steps: Any) -> None:
+        lr = self._trainer.lr
+        begin = time.monotonic()
+        batch, loaded = next(steps)
+        self._last = self._trainer.step(batch, loaded)
+        end = time.monotonic()
+        last = self._last
+        self._rank.record.step(Step(number, last.loss_sum, last.count, lr, end - begin, end, last.skipped))
+
+    def _digest(self, done: int) -> None:
+        self._rank.record.event("digest", done=done, **self._trainer.digests())
+
+    def _evaluate(self, number: int) -> None:
+        if self._eval_dataset is not None:
+            self._metrics = evaluate(self._trainer, self._eval_dataset)
+            self._rank.record.evaluation(Evaluation(number, self._metrics))

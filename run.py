@@ -1,0 +1,24 @@
+"""Hydra's entry: ``python run.py backend=gloo nprocs=4``."""
+
+from __future__ import annotations
+
+import sys
+
+import hydra
+from omegaconf import DictConfig
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(cfg: DictConfig) -> float:
+    """What one rank does: it trains the recipe of its plan."""
+    from harness.context import current
+    from harness.train import train
+
+    return train(current())
+
+
+if __name__ == "__main__":
+    from harness.launchers.pool import warm_up_for
+
+    warm_up_for(sys.argv[1:])
+    main()
