@@ -1,0 +1,50 @@
+"""SweepReport: all that is known of a sweep, as every reporter gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from harness.compare.correctness import Verdict
+from harness.compare.performance import PerformanceVerdict
+from harness.plan import RunPlan
+from harness.record import RunResult
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """One job.
+
+    Attributes:
+        folder: The job's folder, absolute.
+        label: Column -> chosen option: ``recipe``, ``launcher``, ``nprocs``, and whatever else the sweep varies.
+        overrides: What the user typed for it.
+        correctness: None where nothing was compared.
+        identical_to: Number of the job whose digests are these, bit for bit; None without one.
+        baseline: Number of the job that its speed is compared with; its own number for a baseline.
+        speed: None for a baseline, and where nothing was compared.
+    """
+
+    plan: RunPlan
+    folder: str
+    result: RunResult
+    label: Mapping[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    correctness: Verdict | None = None
+    identical_to: int | None = None
+    baseline: int | None = None
+    speed: PerformanceVerdict | None = None
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """One sweep.
+
+    Attributes:
+        folder: The sweep's folder, absolute.
+        machine: What it ran on: cores, CPU, memory, versions.
+    """
+
+    folder: str
+    jobs: tuple[JobReport, ...]
+    machine: Mapping[str, str] = field(default_factory=dict)
