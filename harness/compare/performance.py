@@ -167,11 +167,11 @@ def _foreign_load(launch: Launch) -> list[str]:
     reasons = []
     share, switches = launch.delay_share, launch.involuntary_switches / max(1, len(launch.step_s))
     if share is not None and share > RUN_DELAY_LIMIT:
-        reasons.append(f"run-delay {share:.0%}")
+        reasons.append(f"run-delay {100 * share:.1f} %")
     if share is None and switches > SWITCHES_PER_STEP_LIMIT:
         reasons.append(f"{switches:.1f} involuntary context switches per step")
     if launch.cpu_pressure is not None and launch.cpu_pressure > CPU_PRESSURE_LIMIT:
-        reasons.append(f"CPU pressure {launch.cpu_pressure:.0%}")
+        reasons.append(f"CPU pressure {100 * launch.cpu_pressure:.1f} %")
     return reasons
 
 
@@ -286,7 +286,8 @@ class PerformanceVerdict:
         pairs: Pairs that the ratio rests on.
         contaminated: Numbers of the pairs that were left out, with the reasons.
         needed_pairs: How many pairs in all would settle the margin at the width seen; None where nothing can be
-            forecast. A stop rule may look at this, as it does not depend on the effect.
+            forecast. A stop rule may look at this, as it does not depend on the effect; what that costs is said at
+            :func:`stats.pairs_to_settle`.
         sentences: The verdict as text, then what the reader must know beside it.
     """
 
@@ -399,7 +400,7 @@ def contradict(logs: Sequence[float], raw_logs: Sequence[float], margin: float) 
     merely too noisy for a claim do not: the noise is what the adjustment is for.
     """
     ours, theirs = claim(logs, margin), claim(raw_logs, margin)
-    if ours == "inconclusive" or ours == theirs:
+    if ours in ("inconclusive", theirs):
         return False
     adjusted = math.log(stats.paired_ratio(logs).ratio)
     return theirs != "inconclusive" or not stats.location_interval(raw_logs).contains(adjusted)
@@ -483,6 +484,8 @@ def _headline(verdict: Claim, found: _Evidence, needed: int | None) -> str:
     logs, margin = found.logs, found.margin
     if verdict != "inconclusive":
         return _said(verdict, logs, margin)
+    if not (logs or found.dirty):
+        return "inconclusive: no launch of one arm has a partner in the other"
     if not logs:
         return f"inconclusive: no clean pair ({_plural(len(found.dirty), 'pair')} contaminated)"
     if len(logs) == 1:
@@ -527,9 +530,7 @@ def _own_spreads(both: Sequence[Launch], quantity: Quantity) -> str:
 def _on_adjustment(found: _Evidence) -> str:
     if found.adjusted:
         raw = stats.paired_ratio(found.raw_logs).ratio
-        return (
-            f"as measured, run-delay included: time ratio {_times(raw)} ({_interval(found.raw_logs, 'inconclusive')})."
-        )
+        return f"as measured, run-delay included: time ratio {_times(raw)} ({_interval(found.raw_logs, 'slower')})."
     crowded = next((launch for both in found.clean for launch in both if launch.crowded), None)
     if crowded is None:
         return "run-delay was not recorded in every launch: times are as measured."
