@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 import torch.distributed as dist
 
 from harness.errors import ConfigError
 from harness.rundir import RunDir
+from harness.state import random_states, set_random_states
 from harness.trainer import Trainer
 
 
@@ -19,9 +18,9 @@ def save(trainer: Trainer, path: Path, step: int) -> None:
     """Write what training needs to go on after ``step`` steps; a reader finds the old checkpoint or the new one."""
     states: list[Any] = [None] * trainer.seat.world_size
     if trainer.seat.world_size > 1:
-        dist.all_gather_object(states, _random_states())
+        dist.all_gather_object(states, random_states())
     else:
-        states = [_random_states()]
+        states = [random_states()]
     if trainer.seat.rank != 0:
         return
     aside = path.with_name(f".{path.name}.aside")
@@ -56,15 +55,5 @@ def load(trainer: Trainer, path: str) -> int:
     if trainer.scheduler is not None and content["scheduler"] is not None:
         trainer.scheduler.load_state_dict(content["scheduler"])
     if len(content["random"]) == trainer.seat.world_size:
-        _set_random_states(content["random"][trainer.seat.rank])
+        set_random_states(content["random"][trainer.seat.rank])
     return int(content["step"])
-
-
-def _random_states() -> dict[str, Any]:
-    return {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state()}
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    random.setstate(states["python"])
-    numpy.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"].cpu())

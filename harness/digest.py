@@ -10,15 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from harness.record import joined
 
-def digest(tensors: Iterable[tuple[str, Tensor | None]]) -> str:
-    """Return SHA-256 over names, types, shapes and bits, in the order given, as 16 hexadecimal digits."""
-    total = hashlib.sha256()
-    for name, tensor in tensors:
-        total.update(f"{name}:{None if tensor is None else (tensor.dtype, tuple(tensor.shape))};".encode())
-        if tensor is not None:
-            total.update(bits(tensor))
-    return total.hexdigest()[:16]
+Digests = dict[str, str]
 
 
 def bits(tensor: Tensor) -> memoryview:
@@ -31,24 +25,56 @@ def bits(tensor: Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy())
 
 
-def model_digests(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
-    """Return the digests of parameters, buffers and optimizer state."""
-    return {
-        "parameters": digest(model.named_parameters()),
-        "buffers": digest(model.named_buffers()),
-        "optimizer": digest(_flat("", optimizer.state_dict()["state"])),
-    }
+def tensor_digest(tensor: Tensor) -> str:
+    """Return 16 hexadecimal digits of SHA-256 over type, shape and bits."""
+    return hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + bits(tensor)).hexdigest()[:16]
 
 
-def _flat(prefix: str, value: Any) -> Iterable[tuple[str, Tensor | None]]:
-    """Yield the tensors in nested mappings and sequences, with numbers as tensors of one element."""
+def gradient_digest(gradient: Tensor | None) -> str:
+    """Return the same of a gradient; ``none`` without one, and ``zero`` for one of zeros, dense or sparse."""
+    if gradient is None:
+        return "none"
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return tensor_digest(gradient) if bool(values.any()) else "zero"
+
+
+def digests(tensors: Iterable[tuple[str, Tensor]]) -> Digests:
+    """Return tensor -> digest, in the order given."""
+    return {name: tensor_digest(tensor) for name, tensor in tensors}
+
+
+def optimizer_digests(state: Mapping[Any, Any]) -> Digests:
+    """Return the digests of an optimizer's state, named by parameter number and key."""
+    return dict(_flat("optimizer", state))
+
+
+def _flat(prefix: str, value: Any) -> Iterable[tuple[str, str]]:
     if isinstance(value, Tensor):
-        yield prefix, value
+        yield prefix, tensor_digest(value)
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flat(f"{prefix}.{key}", inner)
     elif isinstance(value, list | tuple):
         for key, inner in enumerate(value):
             yield from _flat(f"{prefix}.{key}", inner)
-    elif isinstance(value, bool | int | float):
-        yield prefix, torch.tensor(value, dtype=torch.float64)
+    else:
+        yield prefix, repr(value)
+
+
+def state_digests(model: nn.Module, optimizer: Optimizer) -> Digests:
+    """Return the digests of parameters and optimizer state, tensor by tensor."""
+    return {**digests(model.named_parameters()), **optimizer_digests(optimizer.state_dict()["state"])}
+
+
+def kind_digests(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+    """Return one digest each of parameters, buffers and optimizer state."""
+    return {
+        "parameters": joined(digests(model.named_parameters())),
+        "buffers": joined(digests(model.named_buffers())),
+        "optimizer": joined(optimizer_digests(optimizer.state_dict()["state"])),
+    }
+
+
+def value_digest(value: Any) -> str:
+    """Return one digest of all tensors and plain values in nested containers, such as a loaded batch."""
+    return hashlib.sha256(repr(list(_flat("", value))).encode()).hexdigest()[:16]

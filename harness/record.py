@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -171,6 +172,11 @@ class RunResult:
         if not self.ranks or any(not rank.steps for rank in self.ranks):
             return None
         return max(rank.steps[0].t for rank in self.ranks) - self.marks["called"]
+
+
+def joined(digests: Mapping[str, str]) -> str:
+    """Return one digest for named ones: the first 16 hexadecimal digits of SHA-256 over ``name:digest;``, in their order."""
+    return hashlib.sha256("".join(f"{name}:{digest};" for name, digest in digests.items()).encode()).hexdigest()[:16]
 
 
 def ratio(total: float, count: float) -> float:

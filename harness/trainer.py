@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from harness.digest import model_digests
+from harness.digest import kind_digests
 from harness.errors import ConfigError, HarnessError
 from harness.gradients import are_finite, clip_, gradient_values, scale_
 from harness.loader import epoch_batches, load, to_device
@@ -134,7 +134,7 @@ class Trainer:
 
     def digests(self) -> dict[str, str]:
         """Return the digests of parameters, buffers and optimizer state as they are now."""
-        return model_digests(self.model, self.optimizer)
+        return kind_digests(self.model, self.optimizer)
 
     # --- which samples -----------------------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class Trainer:
                 dist.broadcast(kind, 0)
             self.counts_items = bool(kind)
         if has_samples and self.counts_items != counts_items:
-            raise ConfigError(f"{type(self.recipe).__name__}.loss() returns a mean for some batches and (sum, count) for others.")
+            raise ConfigError(f"{type(self.recipe).__name__}.loss() returns a mean for some batches, (sum, count) for others.")
 
     def _left_out(self, loss_sum: float, count: float) -> StepResult:
         if self.plan.on_nonfinite == "skip":

@@ -1,0 +1,52 @@
+"""Copies of a training's state, to go back to."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """A copy of parameters, buffers and optimizer state."""
+
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Optimizer) -> TrainingState:
+        """Copy the state as it is now."""
+        tensors = {name: tensor.detach().clone() for name, tensor in named_tensors(model)}
+        return cls(tensors, copy.deepcopy(optimizer.state_dict()["state"]))
+
+    def restore(self, model: nn.Module) -> None:
+        """Put the copy's parameters and buffers into ``model``, in the model's own precision."""
+        with torch.no_grad():
+            for name, tensor in named_tensors(model):
+                tensor.copy_(self.model[name])
+
+
+def named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    """Yield parameters, then buffers, by name."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of Python's, numpy's and torch's generators."""
+    return {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state()}
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    """Go back to states that :func:`random_states` returned."""
+    random.setstate(states["python"])
+    numpy.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"].cpu())
