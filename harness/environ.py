@@ -114,10 +114,19 @@ def common_environment(environ: Mapping[str, str], plan: RunPlan, run_dir: Path)
     if plan.devices:
         # LOCAL_RANK then counts these devices, as it does everywhere else.
         env["XPU_VISIBLE_DEVICES" if plan.device == "xpu" else "CUDA_VISIBLE_DEVICES"] = ",".join(plan.devices)
-    env.setdefault("PYTHONHASHSEED", "0")
-    # One machine needs no other interface, and the host name may not resolve.
-    env.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+    if env.get("PYTHONHASHSEED", "random") == "random":
+        env["PYTHONHASHSEED"] = "0"
+    env["PYTHONPATH"] = import_path(env)
+    if plan.num_machines == 1:
+        # One machine needs no other interface, and the host name may not resolve.
+        env.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     return env | {RUN_DIR: str(run_dir)}
+
+
+def import_path(environ: Mapping[str, str]) -> str:
+    """Return PYTHONPATH for a fresh interpreter that has to find this package before it knows the parent's ``sys.path``."""
+    inherited = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return os.pathsep.join(dict.fromkeys([*inherited, str(Path(__file__).resolve().parents[1])]))
 
 
 def loopback_interface() -> str:

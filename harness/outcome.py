@@ -16,11 +16,13 @@ class End:
     Attributes:
         result: What it recorded.
         returncode: Of its process, negative for a signal; None where it runs, or where nobody saw it.
-        stopped: True where the supervisor ended it, because another had failed.
+        ended: CLOCK_MONOTONIC when its process was seen to have ended, in seconds; None while it runs.
+        stopped: True where it was ended because another had failed.
     """
 
     result: RankResult
     returncode: int | None
+    ended: float | None = None
     stopped: bool = False
 
     @property
@@ -36,15 +38,24 @@ class End:
         return not self.stopped and self.result.status == "unfinished" and self.returncode is not None
 
     @property
+    def t(self) -> float:
+        """When it failed: as it recorded itself, else when its process was seen to have ended."""
+        raised = self.result.failure.t if self.result.failure is not None else None
+        return min((t for t in (raised, self.result.t_end, self.ended) if t is not None), default=0.0)
+
+    @property
     def is_consequence(self) -> bool:
         """True where the failure may come from another rank's end."""
         return self.result.failure is not None and self.result.failure.collective
 
     @property
     def left_early(self) -> bool:
-        """True for a rank that exited with status 0 before its task was done."""
-        return self.result.code == 0 and (
-            self.result.status == "exit" or (self.result.status == "unfinished" and self.returncode == 0)
+        """True for a rank that left without an error, so that others may have waited for it in vain."""
+        result = self.result
+        if result.code != 0 or self.returncode not in (None, 0):
+            return False
+        return (
+            "finished" in result.marks or result.status == "exit" or (result.status == "unfinished" and self.returncode == 0)
         )
 
 
@@ -55,7 +66,7 @@ def first_to_fall(ends: Sequence[End]) -> End | None:
         return None
     own = [end for end in failed if not end.is_consequence and not end.left_early]
     early = [end for end in ends if end.left_early]
-    return min(own or early or failed, key=lambda end: end.result.t_end or 0.0)
+    return min(own or early or failed, key=lambda end: end.t)
 
 
 def judge(ends: Sequence[End], logs: Sequence[str], marks: dict[str, float]) -> RunResult:
@@ -69,20 +80,30 @@ def judge(ends: Sequence[End], logs: Sequence[str], marks: dict[str, float]) -> 
     ranks = tuple(end.result for end in ends)
     first = first_to_fall(ends)
     if first is None:
-        return RunResult("ok", ranks, marks=marks)
+        return _judge_without_failure(ends, marks)
     others = [end for end in ends if end is not first]
     consequences = tuple(end.rank for end in others if end.has_failed and end.is_consequence)
     code = first.returncode
+    killed = code is not None and code < 0 and first.result.status == "unfinished"
     return RunResult(
         "failed",
         ranks,
         message=f"{describe(first, len(ends))} {describe_others(first, others)}{_where_to_look(first, logs)}",
         failed_rank=first.rank,
         consequences=consequences,
-        exit_code=first.result.code or (code if code is not None and code > 0 else 1),
-        signal=-code if code is not None and code < 0 and first.result.status == "unfinished" else None,
+        exit_code=None if killed else first.result.code or (code if code is not None and code > 0 else 1),
+        signal=-code if code is not None and killed else None,
         marks=marks,
     )
+
+
+def _judge_without_failure(ends: Sequence[End], marks: dict[str, float]) -> RunResult:
+    ranks = tuple(end.result for end in ends)
+    unfinished = [end.rank for end in ends if end.result.status == "unfinished"]
+    if not unfinished:
+        return RunResult("ok", ranks, marks=marks)
+    message = f"{listed(unfinished)} of {len(ends)} {'was' if len(unfinished) == 1 else 'were'} stopped before the end."
+    return RunResult("failed", ranks, message=message, failed_rank=unfinished[0], exit_code=1, marks=marks)
 
 
 def describe(end: End, nprocs: int) -> str:
@@ -93,6 +114,8 @@ def describe(end: End, nprocs: int) -> str:
         failure = result.failure
         where = f" ({failure.where})" if failure.where else ""
         return f"{who} failed{_at_step(result)}: {failure.type}: {failure.message}{where}."
+    if end.left_early and "finished" in result.marks:
+        return f"{who} finished{_at_step(result)} while others waited for it."
     if end.left_early:
         return f"{who} exited with status 0{_at_step(result)}, before its task was done and while others waited for it."
     if result.status == "exit":
@@ -121,8 +144,12 @@ def describe_others(first: End, others: Sequence[End]) -> str:
 def _is_same(end: End, first: End) -> bool:
     mine, its = end.result.failure, first.result.failure
     if mine is None or its is None:
-        return (end.result.status, end.result.code, end.returncode) == (first.result.status, first.result.code, first.returncode)
+        return _how(end) == _how(first)
     return (mine.type, mine.message) == (its.type, its.message)
+
+
+def _how(end: End) -> tuple[str, int, int | None]:
+    return end.result.status, end.result.code, end.returncode
 
 
 def listed(ranks: Sequence[int]) -> str:

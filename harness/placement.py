@@ -12,7 +12,9 @@ from harness.plan import BACKENDS
 
 Probe = Callable[[], "Machine"]
 
-_ACCELERATOR_FILES = ("/dev/nvidia[0-9]*", "/dev/dri/renderD*", "/dev/davinci[0-9]*", "/dev/xpu[0-9]*", "/dev/kfd", "/dev/accel*")
+_ACCELERATOR_FILES = tuple(
+    f"/dev/{name}" for name in ("nvidia[0-9]*", "dri/renderD*", "davinci[0-9]*", "xpu[0-9]*", "accel*", "kfd")
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def place(
         seen = f"{len(visible)} {_unit(kind, len(visible))} visible"
         lower = f" or nprocs={len(visible)}" if visible else ""
         raise BackendUnavailable(
-            f"backend={name} needs one {_unit(kind, 1, verb=False)} per rank: nprocs={nprocs}, but {seen}. Use backend=gloo{lower}."
+            f"backend={name} needs one {_unit(kind, 1, verb=False)} per rank: nprocs={nprocs}, but {seen}. "
+            f"Use backend=gloo{lower}."
         )
     return Placement(name, reason, kind, count, tuple(chosen[:count]))
 
@@ -90,7 +93,8 @@ def place(
 def _on_cpu(backend: str, nprocs: int, devices: str | None, cores: int) -> Placement:
     if devices:
         raise ConfigError(
-            f"backend=gloo runs ranks on the CPU and cannot honour backend.devices={devices}. Drop the list, or use backend=nccl."
+            f"backend=gloo runs ranks on the CPU and cannot honour backend.devices={devices}. "
+            "Drop the list, or use backend=nccl."
         )
     reason = "auto: no accelerator" if backend == "auto" else "as asked"
     return Placement("gloo", reason, "cpu", cores if nprocs == -1 else nprocs)
@@ -146,7 +150,8 @@ def _choose_devices(devices: str | None, nprocs: int, visible: Sequence[str], ki
     ids = [entry.strip() for entry in str(devices).split(",") if entry.strip()]
     absent = [entry for entry in ids if entry not in visible]
     if absent:
-        raise ConfigError(f"backend.devices={devices}: {absent[0]} is not visible here. Visible: {', '.join(visible) or 'none'}.")
+        seen = ", ".join(visible) or "none"
+        raise ConfigError(f"backend.devices={devices}: {absent[0]} is not visible here. Visible: {seen}.")
     if len(set(ids)) != len(ids):
         raise ConfigError(f"backend.devices={devices} names a device twice.")
     if nprocs not in (-1, len(ids)):

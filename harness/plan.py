@@ -127,6 +127,9 @@ class RunPlan:
         grace_s: From SIGTERM to SIGKILL.
         cwd, sys_path, argv: As the parent has them.
         settings: Environment variables of the job, on top of the parent's.
+        master_port: Of the rendezvous store on loopback; None for one that the system chooses.
+        max_restarts: How often torch's engine starts all ranks again after a failure.
+        num_machines: That take part; above 1, torch's engine finds the others, and files count this machine's ranks from 0.
         train: What the harness's own training loop does; None for anybody else's task.
     """
 
@@ -146,6 +149,9 @@ class RunPlan:
     sys_path: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
+    master_port: int | None = None
+    max_restarts: int = 0
+    num_machines: int = 1
     train: TrainPlan | None = None
 
     def write(self, run: RunDir) -> None:

@@ -5,44 +5,74 @@ Whatever started it, a rank reads ``plan.json``, does the task, and leaves ``ran
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
+import io
 import os
 import signal
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from harness.context import Rank, enter
-from harness.environ import PARENT, RUN_DIR, RankEnvironment
-from harness.lifetime import die_with_parent
+from harness.environ import PARENT, RUN_DIR, RankEnvironment, common_environment
+from harness.lifetime import children_die_with_this_process, die_with_parent
 from harness.plan import RunPlan
 from harness.recorder import Recorder, failure_of
 from harness.rundir import RunDir
-from harness.store import offer_store
+from harness.store import keep_store, offer_store
 from harness.task import run_task
 
 
-def main(path: str, forked: bool = False) -> int:
-    """Run this rank to its end and return its exit code; in a process of its own, leave by ``os._exit`` with it.
+def main(path: str, forked: bool = False) -> NoReturn:
+    """Run this rank to its end, and end this process with its exit code.
 
     Args:
         path: The run's folder.
         forked: True where this process is a copy of one that had modules and random generators already.
     """
+    code = 1
+    try:
+        code = run_rank(path, forked)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        leave(code)
+
+
+def run_rank(path: str, forked: bool) -> int:
+    """Run this rank to its end and return its exit code."""
     entered = time.monotonic()
+    _default_signals()
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
+    children_die_with_this_process()
+    if forked:
+        atexit._clear()
     run = RunDir(path)
     who = RankEnvironment.read() or RankEnvironment()
-    os.environ[RUN_DIR] = str(run.path)
     _redirect_output(run, who.rank)
-    with open(run.rank_stacks(who.rank), "w") as stacks, Recorder(run.records(who.rank)) as record:
+    with run.rank_stacks(who.rank).open("w") as stacks, Recorder(run.records(who.rank)) as record:
+        faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         record.start(os.getpid(), entered)
         plan = RunPlan.read(run)
-        _prepare(plan, forked)
-        return conclude(lambda: work(run, plan, who, record), run, who.rank, record)
+
+        def prepare_and_work() -> Any:
+            _prepare(run, plan, forked)
+            return work(run, plan, who, record)
+
+        return conclude(prepare_and_work, run, who, record)
+
+
+def _default_signals() -> None:
+    """Undo what the parent, or the shell of a background job, has set: an ignored SIGTERM would delay every stop."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def work(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> Any:
@@ -52,43 +82,58 @@ def work(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> 
     return run_task(run, plan, who, record)
 
 
-def conclude(work: Callable[[], Any], run: RunDir, rank: int, record: Recorder) -> int:
-    """Do the work, meet the other ranks, record how it ended, and return the exit code."""
+def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record: Recorder) -> int:
+    """Do the work, part from the other ranks, record how it ended, and return the exit code."""
     try:
         value = work()
-        _meet_others(record)
+        _part(run, who.rank, who.world_size, record)
     except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        if isinstance(leaving.code, str):
+        code = exit_status(leaving.code)
+        if leaving.code is not None and not isinstance(leaving.code, int):
             print(leaving.code, file=sys.stderr)
         record.end("exit", code)
         return code
     except BaseException as error:
         failure = failure_of(error)
-        print(failure.traceback, file=sys.stderr, flush=True)
-        record.error(run.error(rank), error)
+        if not run.call.exists():
+            # The caller of spawn() gets the traceback with the exception.
+            print(failure.traceback, file=sys.stderr, flush=True)
+        record.error(run.error(who.rank), error)
         record.end("raised", 1, failure=failure)
         return 1
-    record.value(run.value(rank), value)
+    record.value(run.value(who.rank), value)
     record.end("ok", 0, value=value)
     return 0
 
 
-def _prepare(plan: RunPlan, forked: bool) -> None:
+def exit_status(code: object) -> int:
+    """Return the status of a process that calls ``sys.exit(code)``; a code that its low byte would turn into 0 is 1."""
+    if code is None:
+        return 0
+    if not isinstance(code, int):
+        return 1
+    return code & 0xFF or int(code != 0)
+
+
+def _prepare(run: RunDir, plan: RunPlan, forked: bool) -> None:
     """Make this process what a fresh interpreter of the parent's would be."""
-    os.environ.update(plan.settings)
+    if os.environ.get(RUN_DIR) != str(run.path):
+        # Started by hand, in a debugger.
+        os.environ.update(common_environment(os.environ, plan, run.path))
+    os.chdir(plan.cwd or ".")
     sys.argv[:] = plan.argv
     sys.path[:] = list(dict.fromkeys([*plan.sys_path, *(entry for entry in sys.path if not plan.sys_path)]))
     if forked:
-        _forget_the_server(plan.threads)
+        set_threads(plan.threads)
+        # Every rank would share the server's stream.
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed()
 
 
-def _forget_the_server(threads: int) -> None:
-    """Undo what every rank would share with the server it was forked from: thread counts and numpy's random stream."""
+def set_threads(threads: int) -> None:
+    """Set the thread counts of math libraries that are imported already; others read them from the environment."""
     if "threadpoolctl" in sys.modules:
         sys.modules["threadpoolctl"].threadpool_limits(threads, user_api="blas")
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
 
@@ -99,29 +144,49 @@ def _redirect_output(run: RunDir, rank: int) -> None:
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    # New ones: those of a forked parent may have been replaced, or lead elsewhere.
+    sys.stdout, sys.stderr = _line_stream(1), _line_stream(2)
 
 
-def _meet_others(record: Recorder) -> None:
-    """Wait for the ranks that still work: a process group that goes away under them would fail them."""
+def _line_stream(descriptor: int) -> io.TextIOWrapper:
+    raw = open(descriptor, "wb", closefd=False)  # noqa: SIM115
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def _part(run: RunDir, rank: int, world_size: int, record: Recorder) -> None:
+    """Part from the ranks that still work.
+
+    Not by a barrier: it would pair with a barrier that a rank is in whose others have left it. A rank that still waits for
+    this one hears of a closed connection instead, which fails the run.
+    """
     record.mark("finished")
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    if rank == 0 and world_size > 1:
+        leave_group()
+        keep_store(run, world_size)
+
+
+def leave_group() -> None:
+    """Leave the process group, if there is one."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return
-    if distributed.get_world_size() > 1:
-        distributed.barrier()
-    record.mark("met")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
-def leave(code: int) -> None:
-    """End this process at once: tearing down an interpreter with a process group takes seconds, and can hang."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
+def leave(code: int) -> NoReturn:
+    """End this process as Python does, short of tearing down the interpreter: with a process group that can hang."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":
     # The module that a task imports as harness.rank must be this one.
     sys.modules["harness.rank"] = sys.modules["__main__"]
-    leave(main(sys.argv[1]))
+    main(sys.argv[1])

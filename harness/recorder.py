@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,10 +20,8 @@ from harness.record import Evaluation, Failure, Step
 from harness.rundir import write_whole
 
 _COLLECTIVE = re.compile(r"Connection (closed|reset) by peer|gloo|NCCL|Timed out waiting|Socket Timeout|store", re.IGNORECASE)
-_NOT_USERS = tuple(
-    os.path.realpath(path) + os.sep
-    for path in {*(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(__file__)}
-)
+_LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_NOT_USERS = tuple(os.path.realpath(path) + os.sep for path in [*_LIBRARIES, os.path.dirname(__file__)])
 
 
 class Recorder:
@@ -93,15 +92,31 @@ class Recorder:
 
 def failure_of(error: BaseException) -> Failure:
     """Return an exception as text."""
-    frames = traceback.extract_tb(error.__traceback__)
     return Failure(
         type=type(error).__name__,
-        message=str(error),
-        where=_users_frame(frames),
+        message=_text_of(error),
+        where=_users_frame(traceback.extract_tb(error.__traceback__)),
         traceback="".join(traceback.format_exception(error)),
-        collective=_is_collective(error, frames),
+        collective=any(map(_is_collective, _chain(error))),
         t=time.monotonic(),
     )
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"(its text cannot be had: {type(broken).__name__})"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that it was raised from or while handling."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        yield following
+        seen.add(id(following))
+        following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
 
 
 def _users_frame(frames: traceback.StackSummary) -> str:
@@ -120,19 +135,21 @@ def _is_library(path: str) -> bool:
     return path.startswith("<") or os.path.realpath(path).startswith(_NOT_USERS)
 
 
-def _is_collective(error: BaseException, frames: traceback.StackSummary) -> bool:
+def _is_collective(error: BaseException) -> bool:
     if type(error).__name__.startswith("Dist") and type(error).__module__.startswith("torch"):
         return True
     if not isinstance(error, RuntimeError):
         return False
+    frames = traceback.extract_tb(error.__traceback__)
     in_torch = any(f"torch{os.sep}distributed" in f.filename or f"torch{os.sep}autograd" in f.filename for f in frames)
     return in_torch and bool(_COLLECTIVE.search(str(error)))
 
 
 def _as_json(value: Any) -> Any:
     """Return ``value`` where JSON holds it as it is, else None: the pickle beside the record holds the rest."""
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError):
+    if sys.getsizeof(value) > 100_000:
         return None
-    return value if len(text) < 10_000 and "torch" not in type(value).__module__ and sys.getsizeof(value) < 100_000 else None
+    try:
+        return value if len(json.dumps(value)) < 10_000 else None
+    except Exception:
+        return None

@@ -58,11 +58,6 @@ class RunDir:
         """The last checkpoint."""
         return self.path / "checkpoint.pt"
 
-    @property
-    def engine_codes(self) -> Path:
-        """Exit codes of the ranks that torch's elastic engine saw fail (JSON, by rank)."""
-        return self.path / ".engine-codes.json"
-
     def records(self, rank: int) -> Path:
         """What ``rank`` recorded, an event a line (JSON lines)."""
         return self.path / f"rank-{rank}.jsonl"
@@ -75,6 +70,10 @@ class RunDir:
         """Stacks that ``rank`` writes when asked to."""
         return self.path / f".stacks-{rank}.txt"
 
+    def ending(self, rank: int) -> Path:
+        """How the process of ``rank`` ended, where torch's elastic engine is its parent (JSON)."""
+        return self.path / f".ending-{rank}.json"
+
     def value(self, rank: int) -> Path:
         """What ``rank``'s task returned (pickle)."""
         return self.path / f"value-{rank}.pkl"
@@ -82,6 +81,13 @@ class RunDir:
     def error(self, rank: int) -> Path:
         """The exception that ended ``rank`` (pickle); absent where it cannot be pickled."""
         return self.path / f"error-{rank}.pkl"
+
+    def clear(self) -> None:
+        """Remove what an earlier run has left in the same folder, but for what the new one may go on from."""
+        names = ("rank-*.jsonl", "rank-*.log", "value-*.pkl", "error-*.pkl", ".stacks-*.txt", ".ending-*.json")
+        whole = (self.result, self.stacks, self.store, self.engine_log)
+        for path in [*whole, *(path for name in names for path in self.path.glob(name))]:
+            path.unlink(missing_ok=True)
 
     def events(self, rank: int) -> list[dict[str, Any]]:
         """Return the whole events that ``rank`` has recorded so far; a line cut off by a kill is left out."""
@@ -96,6 +102,16 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if line.endswith(b"\n"):
                 yield json.loads(line)
+
+
+def has_end(path: Path) -> bool:
+    """Return True where a ``rank-N.jsonl`` has its last line."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1_000_000))
+        *_, last = [b"", *file.read().splitlines()]
+    return last.startswith(b'{"event": "end"')
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from harness.environ import RankEnvironment
-from harness.rundir import RunDir, write_json
+from harness.rundir import RunDir, has_end, write_json
 
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _HOST = "127.0.0.1"
@@ -32,6 +32,20 @@ def offer_store(run: RunDir, who: RankEnvironment) -> None:
     port = _own_store(run) if who.rank == 0 else _await_port(run)
     # With an agent's store, torch makes every rank a client.
     os.environ.update(MASTER_ADDR=_HOST, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+
+
+def keep_store(run: RunDir, world_size: int) -> None:
+    """Return when no other rank can need this rank's store any more: each has recorded its end, whichever."""
+    while _kept and not all(has_end(run.records(rank)) for rank in range(1, world_size)):
+        time.sleep(0.005)
+
+
+def withdraw_store() -> None:
+    """Stop serving, in a process that goes on."""
+    _kept.clear()
+    for finder in [finder for finder in sys.meta_path if isinstance(finder, _ServeWhenImported)]:
+        sys.meta_path.remove(finder)
+        finder.listener.close()
 
 
 def _own_store(run: RunDir) -> int:
@@ -55,7 +69,7 @@ def _await_port(run: RunDir) -> int:
 
 
 def _serve(listener: socket.socket) -> None:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     port = listener.getsockname()[1]
     # wait_for_workers=False: the store serves groups of any size, also none.
@@ -66,7 +80,7 @@ class _ServeWhenImported(MetaPathFinder):
     """Starts the store right after torch's rendezvous module has been imported."""
 
     def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
+        self.listener = listener
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -81,7 +95,7 @@ class _ServeWhenImported(MetaPathFinder):
 
         def execute_and_serve(module: ModuleType) -> None:
             execute(module)
-            _serve(self._listener)
+            _serve(self.listener)
 
         spec.loader.exec_module = execute_and_serve  # type: ignore[method-assign]
         return spec

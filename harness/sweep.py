@@ -33,6 +33,8 @@ class Job:
 def run_job(plan: RunPlan, run: RunDir, observer: Observer | None = None) -> RunResult:
     """Start the ranks of one run, see them to their end, and leave ``result.json``."""
     called = time.monotonic()
+    run.path.mkdir(parents=True, exist_ok=True)
+    run.clear()
     plan.write(run)
     environment = common_environment(os.environ, plan, run.path)
     launcher = pool.launcher(plan.method)
@@ -49,8 +51,8 @@ def run_job(plan: RunPlan, run: RunDir, observer: Observer | None = None) -> Run
 def clear(run: RunDir, plan: RunPlan) -> None:
     """Remove what has no meaning after a run."""
     run.store.unlink(missing_ok=True)
-    run.engine_codes.unlink(missing_ok=True)
     for rank in range(plan.nprocs):
         run.rank_stacks(rank).unlink(missing_ok=True)
+        run.ending(rank).unlink(missing_ok=True)
     if run.engine_log.exists() and not run.engine_log.stat().st_size:
         run.engine_log.unlink()

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -84,7 +84,7 @@ class OwnProcess:
 
     def poll(self) -> int | None:
         """Return the exit code, after whatever is left of the process group has been ended."""
-        if self._child.returncode is None and self._has_ended():
+        if self._child.returncode is None and has_ended(self.pid):
             kill_group(self.pid, signal.SIGKILL)
         code = self._child.poll()
         if code is not None and self._pidfd >= 0:
@@ -92,18 +92,32 @@ class OwnProcess:
             self._pidfd = -1
         return code
 
-    def _has_ended(self) -> bool:
-        # WNOWAIT leaves it a zombie, which keeps its group's number from being given to somebody else.
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
     def fileno(self) -> int:
         """Return the descriptor that becomes readable at its end."""
         return self._pidfd
 
 
-def rank_command(run: RunDir) -> list[str]:
-    """Return the command of a rank in a fresh interpreter."""
-    return [sys.executable, "-m", "harness.rank", str(run.path)]
+def has_ended(pid: int) -> bool:
+    """Return True for a child that has ended; it stays a zombie, so that nobody else is given its group's number."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def start_each(starts: Iterable[Callable[[], Process]]) -> list[Process]:
+    """Start processes one after another; if one cannot be started, none is left."""
+    started: list[Process] = []
+    try:
+        for start in starts:
+            started.append(start())
+    except BaseException:
+        for process in started:
+            kill_group(process.pid, signal.SIGKILL)
+        raise
+    return started
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of ours in a fresh interpreter, in which files of the cwd hide no module."""
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def rank_environment(environment: Mapping[str, str], rank: int, nprocs: int) -> dict[str, str]:
@@ -115,10 +129,3 @@ def kill_group(pid: int, number: int) -> None:
     """Send a signal to a process group; one that is gone is left in peace."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-
-
-def import_path(plan_path: Sequence[str]) -> str:
-    """Return PYTHONPATH for a fresh interpreter that has to find this package before it has read the plan."""
-    here = str(Path(__file__).resolve().parents[2])
-    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return os.pathsep.join(dict.fromkeys([*inherited, here] if here in plan_path else inherited)) or here

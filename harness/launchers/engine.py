@@ -1,6 +1,6 @@
-"""Torch's elastic engine as a program that dies with its parent and leaves the exit codes of its ranks.
+"""Torch's elastic engine as a program that dies with its parent.
 
-``python -m harness.launchers.engine RUN_DIR [torchrun's own arguments]``
+``python -m harness.launchers.engine [torchrun's own arguments]``
 """
 
 from __future__ import annotations
@@ -10,22 +10,19 @@ import sys
 
 from harness.environ import PARENT
 from harness.lifetime import die_with_parent
-from harness.rundir import RunDir, write_json
 
 
 def main(arguments: list[str]) -> int:
-    """Run the engine; torchrun's own exit status is 1 whatever its ranks' were, so the codes go into the run's folder."""
+    """Run the engine and return torchrun's exit status, which is 1 whatever its ranks' were: their witnesses tell."""
     die_with_parent(int(os.environ[PARENT]))
     os.environ[PARENT] = str(os.getpid())
-    run = RunDir(arguments[0])
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     try:
-        torchrun(arguments[1:])
-    except ChildFailedError as error:
-        codes = {str(rank): failure.exitcode for rank, failure in error.failures.items()}
-        write_json(run.engine_codes, codes)
+        torchrun(arguments)
+    except (ChildFailedError, SignalException):
         return 1
     return 0
 

@@ -15,10 +15,10 @@ def absent_ranks(stacks: Sequence[str], results: Sequence[RankResult]) -> list[i
         stacks: What ``faulthandler`` wrote, per rank.
         results: What each recorded; one that has ended is not counted.
     """
-    waiting = re.compile(r"torch/(distributed|autograd)/|\bbarrier\b|_meet_others")
+    waiting = re.compile(r"torch/(distributed|autograd)/|\bbarrier\b|\b_await_port\b|\bkeep_store\b")
     absent = []
     for result, text in zip(results, stacks, strict=True):
         main_thread = text.rpartition("(most recent call first):")[2].strip().splitlines()
-        if result.status == "unfinished" and main_thread and not waiting.search(" ".join(main_thread[:3])):
+        if result.status == "unfinished" and not waiting.search(" ".join(main_thread[:3])):
             absent.append(result.rank)
     return absent

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from harness.environ import RankEnvironment
 from harness.launchers.base import Process, rank_environment
+from harness.launchers.signals import interruptible
 from harness.plan import RunPlan
 from harness.rundir import RunDir
 
@@ -22,15 +23,25 @@ class InlineLauncher:
 
     def start(self, run: RunDir, plan: RunPlan, environment: Mapping[str, str]) -> Sequence[Process]:
         """Run the rank to its end."""
-        from harness.rank import conclude, work
+        from harness.rank import conclude, leave_group, work
         from harness.recorder import Recorder
+        from harness.store import withdraw_store
 
         # The main script is this very process: nothing is to be loaded a second time.
         here = dataclasses.replace(plan, task=dataclasses.replace(plan.task, main_path=None))
-        with _as_rank(environment), Recorder(run.records(0)) as record, run.log(0).open("a") as log, _tee(log):
+        who = RankEnvironment()
+        with (
+            interruptible(),
+            _as_rank(environment, plan.threads),
+            Recorder(run.records(0)) as record,
+            run.log(0).open("a") as log,
+            _tee(log),
+        ):
             record.start(os.getpid(), time.monotonic())
-            code = conclude(lambda: work(run, here, RankEnvironment(), record), run, 0, record)
-            _leave_group()
+            code = conclude(lambda: work(run, here, who, record), run, who, record)
+            # The next job in this process would otherwise find it joined.
+            leave_group()
+            withdraw_store()
         return [_Done(code)]
 
     def close(self) -> None:
@@ -54,26 +65,26 @@ class _Done:
 
 
 @contextmanager
-def _as_rank(environment: Mapping[str, str]) -> Iterator[None]:
+def _as_rank(environment: Mapping[str, str], threads: int) -> Iterator[None]:
+    from harness.rank import set_threads
+
     before, cwd, path, argv = dict(os.environ), os.getcwd(), list(sys.path), list(sys.argv)
     make_log_record = logging.getLogRecordFactory()
     os.environ.clear()
     os.environ.update(rank_environment(environment, 0, 1))
+    torch = sys.modules.get("torch")
+    threads_before = torch.get_num_threads() if torch is not None else 0
+    set_threads(threads)
     try:
         yield
     finally:
+        if torch is not None:
+            set_threads(threads_before)
         os.environ.clear()
         os.environ.update(before)
         os.chdir(cwd)
         sys.path[:], sys.argv[:] = path, argv
         logging.setLogRecordFactory(make_log_record)
-
-
-def _leave_group() -> None:
-    """Leave the process group, which the next job in this process would otherwise find joined."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 class _Tee:
@@ -98,7 +109,7 @@ class _Tee:
 @contextmanager
 def _tee(log: TextIO) -> Iterator[None]:
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Tee(before[0], log), _Tee(before[1], log)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = _Tee(before[0], log), _Tee(before[1], log)
     try:
         yield
     finally:

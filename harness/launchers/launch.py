@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
-from harness.launchers.base import OwnProcess, Process, import_path, rank_command, rank_environment
+from harness.launchers.base import OwnProcess, Process, module_command, rank_environment, start_each
 from harness.plan import RunPlan
 from harness.rundir import RunDir
 
@@ -14,11 +15,12 @@ class LaunchLauncher:
 
     def start(self, run: RunDir, plan: RunPlan, environment: Mapping[str, str]) -> Sequence[Process]:
         """Start the ranks; a rank redirects its own output once it runs."""
-        common = {**environment, "PYTHONPATH": import_path(plan.sys_path)}
-        return [
-            OwnProcess(rank_command(run), rank_environment(common, rank, plan.nprocs), plan.cwd, run.engine_log, rank)
-            for rank in range(plan.nprocs)
-        ]
+        command = module_command("harness.rank", str(run.path))
+
+        def start_rank(rank: int) -> Process:
+            return OwnProcess(command, rank_environment(environment, rank, plan.nprocs), plan.cwd, run.engine_log, rank)
+
+        return start_each(partial(start_rank, rank) for rank in range(plan.nprocs))
 
     def close(self) -> None:
         """Do nothing: no process outlives its run."""

@@ -7,17 +7,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from harness.environ import import_path
 from harness.errors import HarnessError
-from harness.launchers.base import Launcher, import_path
+from harness.launchers.base import Launcher, module_command
 from harness.launchers.inline import InlineLauncher
 from harness.launchers.launch import LaunchLauncher
 from harness.launchers.spawn import SpawnLauncher
 from harness.launchers.torchrun import TorchrunLauncher
 
-_KINDS = {"spawn": SpawnLauncher, "launch": LaunchLauncher, "torchrun": TorchrunLauncher, "inline": InlineLauncher}
+_KINDS: dict[str, Callable[[], Launcher]] = {
+    "spawn": SpawnLauncher,
+    "launch": LaunchLauncher,
+    "torchrun": TorchrunLauncher,
+    "inline": InlineLauncher,
+}
 _launchers: dict[str, Launcher] = {}
 _owner = os.getpid()
 
@@ -49,9 +55,15 @@ def probe() -> dict[str, Any]:
     spawn = _launchers.get("spawn")
     if isinstance(spawn, SpawnLauncher) and spawn.is_warm:
         return spawn.warm().probe()
-    command = [sys.executable, "-m", "harness.backend"]
-    environment = {**os.environ, "PYTHONPATH": import_path(sys.path)}
-    answer = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": import_path(os.environ)}
+    answer = subprocess.run(
+        module_command("harness.backend"),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if answer.returncode:
         raise HarnessError(f"torch cannot be imported by {sys.executable}:\n{answer.stderr.strip()[-2000:]}")
     return dict(json.loads(answer.stdout))

@@ -1,7 +1,7 @@
 """The warm server: a process that has torch imported once and forks every rank of every run from itself.
 
 ``python -m harness.launchers.server SOCKET_FD``. It speaks JSON lines on the socket that it inherits. It reads
-``{"start": [{"run": ..., "cwd": ..., "env": {...}}, ...]}`` and answers ``{"pids": [...]}``; ``{"probe": true}`` and answers
+``{"start": [{"run": ..., "env": {...}}, ...]}`` and answers ``{"pids": [...]}``; ``{"probe": true}`` and answers
 ``{"probe": {...}}``; by itself it says ``{"exit": [pid, code]}`` for every rank that ends. At the end of the stream, which is
 the end of its parent, it ends its ranks and itself.
 """
@@ -30,6 +30,7 @@ class Server:
     """Single-threaded, because a fork copies only one thread."""
 
     def __init__(self, channel: socket.socket) -> None:
+        self._pid = os.getpid()
         self._channel = channel
         self._buffer = b""
         self._ranks: set[int] = set()
@@ -83,21 +84,18 @@ class Server:
 
     def _become(self, rank: dict[str, Any]) -> NoReturn:
         """Turn this copy of the server into a rank."""
-        code = 1
         try:
-            server = os.getppid()
             os.setsid()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._channel.close()
             os.environ.clear()
-            os.environ.update(rank["env"], **{PARENT: str(server)})
-            os.chdir(rank["cwd"])
+            os.environ.update(rank["env"], **{PARENT: str(self._pid)})
             from harness.rank import main
 
-            code = main(rank["run"], forked=True)
+            main(rank["run"], forked=True)
         finally:
-            os._exit(code)
+            os._exit(1)
 
     def _reap(self) -> None:
         while self._ranks and (ended := _first_ended()):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Interrupted(BaseException):
@@ -27,10 +29,13 @@ class SignalTrap:
     SIGHUP stays ignored under ``nohup``, which is what that command is for.
     """
 
+    active: ClassVar[SignalTrap | None] = None
+
     def __init__(self) -> None:
         self._caught: int | None = None
         self._before: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
+        self._raises_at_once = False
 
     def __enter__(self) -> SignalTrap:
         if threading.current_thread() is threading.main_thread():
@@ -39,11 +44,19 @@ class SignalTrap:
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                     continue
                 self._before[number] = signal.signal(number, self._catch)
+            if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+                # Ignored, the kernel would throw away the exit codes of the ranks.
+                self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            SignalTrap.active = self
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if SignalTrap.active is self:
+            SignalTrap.active = None
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # None: it had been set by C code, which Python cannot restore.
+            if handler is not None:
+                signal.signal(number, handler)
         for descriptor in self._pipe or ():
             os.close(descriptor)
 
@@ -51,6 +64,17 @@ class SignalTrap:
         self._caught = self._caught or number
         if self._pipe is not None:
             os.write(self._pipe[1], b"!")
+        if self._raises_at_once:
+            raise Interrupted(number)
+
+    @contextlib.contextmanager
+    def raising_at_once(self) -> Iterator[None]:
+        """Raise Interrupted wherever this process is: it runs a rank itself, and nobody watches."""
+        self._raises_at_once = True
+        try:
+            yield
+        finally:
+            self._raises_at_once = False
 
     def fileno(self) -> int:
         """Return a descriptor that is readable once a signal has come; -1 outside the main thread."""
@@ -60,3 +84,14 @@ class SignalTrap:
         """Raise Interrupted if a signal has come."""
         if self._caught is not None:
             raise Interrupted(self._caught)
+
+
+def raise_if_interrupted() -> None:
+    """Raise Interrupted if a signal has come to the run that is being started; for waits before anybody watches."""
+    if SignalTrap.active is not None:
+        SignalTrap.active.raise_if_caught()
+
+
+def interruptible() -> contextlib.AbstractContextManager[None]:
+    """Return the active trap's :meth:`SignalTrap.raising_at_once`."""
+    return SignalTrap.active.raising_at_once() if SignalTrap.active is not None else contextlib.nullcontext()

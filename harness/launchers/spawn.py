@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -9,16 +10,17 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from harness.environ import PARENT, THREAD_VARIABLES, without_stale
+from harness.environ import PARENT, THREAD_VARIABLES, import_path, without_stale
 from harness.errors import HarnessError
-from harness.launchers.base import Process, import_path, kill_group, rank_environment
+from harness.launchers.base import Process, has_ended, kill_group, module_command, rank_environment, start_each
 from harness.launchers.launch import LaunchLauncher
+from harness.launchers.signals import raise_if_interrupted
 from harness.plan import RunPlan
 from harness.rundir import RunDir
 
@@ -32,11 +34,12 @@ class WarmServer:
         self._answers: list[dict[str, Any]] = []
         self._buffer = b""
         self._ready = False
-        self._log = tempfile.TemporaryFile()
+        self.is_dead = False
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._channel, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "harness.launchers.server", str(theirs.fileno())],
+                module_command("harness.launchers.server", str(theirs.fileno())),
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -48,9 +51,10 @@ class WarmServer:
     def _environment(self) -> dict[str, str]:
         env = without_stale(os.environ) | self.settings
         # Threads made at import would not survive the fork; every rank sets its own count afterwards.
-        env |= {name: "1" for name in THREAD_VARIABLES}
-        env.setdefault("PYTHONHASHSEED", "0")
-        return env | {"PYTHONPATH": import_path(sys.path)}
+        env |= dict.fromkeys(THREAD_VARIABLES, "1")
+        if env.get("PYTHONHASHSEED", "random") == "random":
+            env["PYTHONHASHSEED"] = "0"
+        return env | {"PYTHONPATH": import_path(env)}
 
     def start(self, requests: Sequence[Mapping[str, Any]]) -> list[int]:
         """Fork a rank for each request and return their process ids."""
@@ -74,9 +78,14 @@ class WarmServer:
         """
         if not select.select([self._channel], [], [], timeout_s)[0]:
             return False
-        received = self._channel.recv(1 << 16)
+        try:
+            received = self._channel.recv(1 << 16)
+        except ConnectionResetError:
+            received = b""
         if not received:
-            raise HarnessError(f"the process that ranks are forked from has died (status {self._child.wait()}):\n{self._tail()}")
+            self.is_dead = True
+            status = self._child.wait()
+            raise HarnessError(f"the process that ranks are forked from has died (status {status}):\n{self._tail()}")
         *lines, self._buffer = (self._buffer + received).split(b"\n")
         for answer in map(json.loads, lines):
             if "exit" in answer:
@@ -96,12 +105,15 @@ class WarmServer:
         self._log.close()
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self._channel.sendall(json.dumps(request).encode() + b"\n")
+        # A server that has died tells by the end of its stream.
+        with contextlib.suppress(BrokenPipeError):
+            self._channel.sendall(json.dumps(request).encode() + b"\n")
         return self._next_answer()
 
     def _next_answer(self) -> dict[str, Any]:
         while not self._answers:
-            self.hear(None)
+            raise_if_interrupted()
+            self.hear(0.1)
         return self._answers.pop(0)
 
     def _wait_until_ready(self) -> None:
@@ -122,12 +134,17 @@ class ServedProcess:
         self.pid = pid
         self.rank: int | None = rank
         self._server = server
+        self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code that the server has reported."""
-        while self._server.hear():
-            pass
-        return self._server.exit_codes.get(self.pid)
+        """Return the exit code that the server has reported; the server's own death ends its ranks by SIGKILL."""
+        if self._code is None:
+            with contextlib.suppress(HarnessError):
+                while not self._server.is_dead and self._server.hear():
+                    pass
+            # Taken out, because another rank may be given the same id later.
+            self._code = self._server.exit_codes.pop(self.pid, -signal.SIGKILL if self._server.is_dead else None)
+        return self._code
 
     def fileno(self) -> int:
         """Return the server's descriptor."""
@@ -137,39 +154,38 @@ class ServedProcess:
 class ForkedProcess:
     """A rank forked from this process itself."""
 
-    def __init__(self, run: RunDir, environment: Mapping[str, str], cwd: str, rank: int) -> None:
-        arguments = (str(run.path), dict(environment), cwd, os.getpid())
+    def __init__(self, run: RunDir, environment: Mapping[str, str], rank: int) -> None:
+        arguments = (str(run.path), dict(environment), os.getpid())
         self._child = multiprocessing.get_context("fork").Process(target=_become, args=arguments, name=f"rank-{rank}")
         self.rank: int | None = rank
+        self._code: int | None = None
         self._child.start()
         self.pid = int(self._child.pid or 0)
 
     def poll(self) -> int | None:
         """Return its exit code."""
-        code = self._child.exitcode
-        if code is not None:
+        if self._code is None and has_ended(self.pid):
             kill_group(self.pid, signal.SIGKILL)
-        return code
+            self._child.join()
+            self._code = self._child.exitcode
+            self._child.close()
+        return self._code
 
     def fileno(self) -> int:
         """Return multiprocessing's sentinel."""
-        return int(self._child.sentinel)
+        return int(self._child.sentinel) if self._code is None else -1
 
 
-def _become(path: str, environment: Mapping[str, str], cwd: str, parent: int) -> None:
-    code = 1
+def _become(path: str, environment: Mapping[str, str], parent: int) -> None:
     try:
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(environment, **{PARENT: str(parent)})
-        os.chdir(cwd)
         from harness.rank import main
 
-        code = main(path, forked=True)
+        main(path, forked=True)
     finally:
-        os._exit(code)
+        os._exit(1)
 
 
 class SpawnLauncher:
@@ -186,7 +202,7 @@ class SpawnLauncher:
     def warm(self, settings: Mapping[str, str] | None = None) -> WarmServer:
         """Return a server whose modules saw ``settings`` in their environment when they were imported."""
         wanted = dict(settings or {})
-        if self._server is not None and self._server.settings != wanted:
+        if self._server is not None and (self._server.is_dead or self._server.settings != wanted):
             self.close()
         if self._server is None:
             self._server = WarmServer(wanted)
@@ -199,9 +215,9 @@ class SpawnLauncher:
         environments = [rank_environment(environment, rank, plan.nprocs) for rank in range(plan.nprocs)]
         if plan.start_method == "fork":
             _require_one_thread(threading.active_count())
-            return [ForkedProcess(run, env, plan.cwd, rank) for rank, env in enumerate(environments)]
+            return start_each(partial(ForkedProcess, run, env, rank) for rank, env in enumerate(environments))
         server = self.warm(plan.settings)
-        pids = server.start([{"run": str(run.path), "cwd": plan.cwd, "env": env} for env in environments])
+        pids = server.start([{"run": str(run.path), "env": env} for env in environments])
         return [ServedProcess(server, pid, rank) for rank, pid in enumerate(pids)]
 
     def close(self) -> None:

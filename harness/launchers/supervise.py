@@ -9,6 +9,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,8 @@ TICK_S = 0.05
 """How often records are read while nothing ends."""
 SETTLE_S = 0.5
 """How long a failure that may be a consequence waits for its cause to be heard."""
+STACKS_S = 2.0
+"""How long ranks may take to write their stacks."""
 TEARDOWN_S = 10.0
 """How long a rank that has recorded its end may take to exit."""
 
@@ -39,6 +42,14 @@ class Observer(Protocol):
         """Take in one line that rank 0 printed."""
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How a rank's process ended: its code, negative for a signal, and when (CLOCK_MONOTONIC, in seconds)."""
+
+    code: int
+    t: float
+
+
 class Supervisor:
     """Watches one run. What it holds is read again from the run's folder whenever it is asked."""
 
@@ -49,12 +60,14 @@ class Supervisor:
         self._marks = {"called": called}
         self._processes: Sequence[Process] = ()
         self._codes: dict[int, int] = {}
+        self._endings: dict[int, Ending] = {}
         self._tails = [Tail(run.records(rank)) for rank in range(plan.nprocs)]
         self._output = Tail(run.log(0))
         self._pids: dict[int, int] = {}
         self._finished: set[int] = set()
         self._heard = [time.monotonic()] * plan.nprocs
         self._stopped: set[int] = set()
+        self._absent: list[int] = []
         self.notes: list[str] = []
 
     def watch(self, start: Callable[[], Sequence[Process]], timeout: float | None = None) -> RunResult | None:
@@ -87,16 +100,20 @@ class Supervisor:
         finished: float | None = None
         while True:
             self._read()
+            trap.raise_if_caught()
             if self._all_ended():
                 return True
-            trap.raise_if_caught()
             now = time.monotonic()
             if deadline is not None and now > deadline:
                 return False
-            fallen = first_to_fall(self._ends()) if self._codes or self._finished else None
+            fallen = first_to_fall(self._ends()) if self._endings or self._finished else None
             if fallen is not None:
                 settle = settle or now + (SETTLE_S if fallen.is_consequence else 0.0)
-                if now >= settle:
+                if now >= settle or not fallen.is_consequence:
+                    if fallen.is_consequence:
+                        # Nobody else has failed: a rank that the others wait for may hang.
+                        self._write_stacks()
+                        self._absent = absent_ranks(self._stacks_of_all(), [end.result for end in self._ends()])
                     self._stop()
                     return True
             if self._is_hung(now):
@@ -117,9 +134,7 @@ class Supervisor:
 
     def _read(self) -> None:
         """Take in what the ranks wrote, and which processes have ended."""
-        for process in self._processes:
-            if process.pid not in self._codes and (code := process.poll()) is not None:
-                self._codes[process.pid] = code
+        self._read_endings()
         for rank, tail in enumerate(self._tails):
             lines = tail.lines()
             if lines:
@@ -128,8 +143,31 @@ class Supervisor:
                 self._take(rank, line)
         # A rank inside this process has printed to the console itself.
         if self._observer is not None and self._plan.method != "inline":
-            for line in self._output.lines():
+            for line in self._output.lines(to_the_end=self._all_ended()):
                 self._observer.output(line)
+
+    def _read_endings(self) -> None:
+        for process in self._processes:
+            if process.pid not in self._codes and (code := process.poll()) is not None:
+                self._codes[process.pid] = code
+                if process.rank is not None:
+                    self._endings[process.rank] = Ending(code, time.monotonic())
+        if self._has_engine:
+            self._read_witnesses()
+
+    def _read_witnesses(self) -> None:
+        """Take in the ends of an engine's ranks; one whose witness is gone as well has failed."""
+        is_over = self._all_ended()
+        for rank in set(range(self._plan.nprocs)) - set(self._endings):
+            path = self._run.ending(rank)
+            if path.exists():
+                self._endings[rank] = Ending(**json.loads(path.read_text()))
+            elif is_over and rank not in self._finished:
+                self._endings[rank] = Ending(1, time.monotonic())
+
+    @property
+    def _has_engine(self) -> bool:
+        return any(process.rank is None for process in self._processes)
 
     def _take(self, rank: int, line: str) -> None:
         event = json.loads(line)
@@ -141,25 +179,20 @@ class Supervisor:
             self._observer.event(rank, event)
 
     def _ends(self) -> list[End]:
-        codes = self._rank_codes()
-        return [
-            End(RankResult.from_events(rank, self._run.events(rank)), codes.get(rank), rank in self._stopped)
-            for rank in range(self._plan.nprocs)
-        ]
+        return [self._end_of(rank) for rank in range(self._plan.nprocs)]
 
-    def _rank_codes(self) -> dict[int, int]:
-        codes = {p.rank: self._codes[p.pid] for p in self._processes if p.rank is not None and p.pid in self._codes}
-        if any(process.rank is None for process in self._processes) and self._all_ended():
-            codes |= self._engine_codes()
-        return codes
+    def _end_of(self, rank: int) -> End:
+        result = RankResult.from_events(rank, self._run.events(rank))
+        ending = self._endings.get(rank)
+        if ending is None:
+            return End(result, None, stopped=rank in self._stopped)
+        return End(result, ending.code, ending.t, rank in self._stopped or self._was_stopped_by_engine(ending))
 
-    def _engine_codes(self) -> dict[int, int]:
-        """Return the exit codes that an engine left; a rank without an end whose engine is gone has failed too."""
-        said = json.loads(self._run.engine_codes.read_text()) if self._run.engine_codes.exists() else {}
-        codes = {int(rank): code for rank, code in said.items()}
-        if codes or not any(self._codes.values()):
-            return codes
-        return {rank: 1 for rank in range(self._plan.nprocs) if rank not in self._finished}
+    def _was_stopped_by_engine(self, ending: Ending) -> bool:
+        """Return True where the engine had a rank to stop the others for, before the supervisor had heard of it."""
+        if not self._has_engine or ending.code != -signal.SIGTERM:
+            return False
+        return any(other.code != 0 and other.t < ending.t for other in self._endings.values())
 
     def _all_ended(self) -> bool:
         return all(process.pid in self._codes for process in self._processes)
@@ -179,12 +212,18 @@ class Supervisor:
 
     def _write_stacks(self) -> None:
         """Have every rank write where it stands, and join that in one file."""
-        for rank in range(self._plan.nprocs):
-            if rank in self._pids and rank not in self._finished:
-                _signal_one(self._pids[rank], signal.SIGUSR1)
-        time.sleep(0.3)
-        texts = [f"--- rank {rank} ---\n{self._stack(rank)}" for rank in range(self._plan.nprocs)]
+        asked = [rank for rank in self._pids if rank not in self._finished and rank not in self._endings]
+        for rank in asked:
+            _signal_one(self._pids[rank], signal.SIGUSR1)
+        deadline = time.monotonic() + STACKS_S
+        sizes: list[int] = []
+        while time.monotonic() < deadline and (0 in sizes or sizes != (sizes := [len(self._stack(rank)) for rank in asked])):
+            time.sleep(0.05)
+        texts = [f"--- rank {rank} ---\n{text}" for rank, text in enumerate(self._stacks_of_all())]
         self._run.stacks.write_text("\n".join(texts))
+
+    def _stacks_of_all(self) -> list[str]:
+        return [self._stack(rank) for rank in range(self._plan.nprocs)]
 
     def _stack(self, rank: int) -> str:
         path = self._run.rank_stacks(rank)
@@ -195,18 +234,18 @@ class Supervisor:
         running = [process for process in self._processes if process.pid not in self._codes]
         if not running:
             return
-        self._stopped |= {rank for rank in range(self._plan.nprocs) if rank not in self._finished}
-        self._stopped -= {p.rank for p in self._processes if p.rank is not None and p.pid in self._codes}
+        self._stopped |= set(range(self._plan.nprocs)) - self._finished - set(self._endings)
         for process in running:
             kill_group(process.pid, signal.SIGTERM)
         if not self._await(self._plan.grace_s):
-            stubborn = [process for process in self._processes if process.pid not in self._codes]
-            for process in stubborn:
-                kill_group(process.pid, signal.SIGKILL)
-            self._note_stubborn([process.rank for process in stubborn if process.rank is not None])
+            self._note_stubborn()
+            for process in running:
+                if process.pid not in self._codes:
+                    kill_group(process.pid, signal.SIGKILL)
             self._await(5.0)
 
-    def _note_stubborn(self, ranks: Sequence[int]) -> None:
+    def _note_stubborn(self) -> None:
+        ranks = sorted(rank for rank in self._pids if rank not in self._endings)
         if ranks:
             self.notes.append(
                 f"{listed(ranks)} ignored SIGTERM for {self._plan.grace_s:g} s (launcher.grace_s) and ended by SIGKILL."
@@ -215,9 +254,7 @@ class Supervisor:
     def _await(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while not self._all_ended() and time.monotonic() < deadline:
-            for process in self._processes:
-                if process.pid not in self._codes and (code := process.poll()) is not None:
-                    self._codes[process.pid] = code
+            self._read_endings()
             time.sleep(0.005)
         return self._all_ended()
 
@@ -232,18 +269,33 @@ class Supervisor:
         self.notes.append(f"{who} finished and did not exit within {TEARDOWN_S:g} s: a fault of teardown, not of the run.")
 
     def _judge(self) -> RunResult:
-        logs = [_shown(self._run.log(rank)) for rank in range(self._plan.nprocs)]
+        logs = [self._log(rank) for rank in range(self._plan.nprocs)]
         result = judge(self._ends(), logs, self._marks)
         if "hung" in self._marks:
             result = self._judge_hang(result)
+        elif self._absent:
+            result = self._judge_absence(result)
         if result.status == "ok" and any(process.rank is None and self._codes[process.pid] for process in self._processes):
             result = _failed_engine(result, self._run)
         if self.notes:
-                result = dataclasses.replace(result, message=" ".join([result.message, *self.notes]).strip())
+            result = dataclasses.replace(result, message=" ".join([result.message, *self.notes]).strip())
         return result
 
+    def _log(self, rank: int) -> str:
+        """Return where to look for what a rank said; an interpreter that did not come up says it elsewhere."""
+        own = self._run.log(rank)
+        return _shown(own if own.exists() or not self._run.engine_log.exists() else self._run.engine_log)
+
+    def _judge_absence(self, result: RunResult) -> RunResult:
+        """Return ``result`` with the ranks named that did not arrive where the others waited until that failed."""
+        message = (
+            f"{listed(self._absent)} of {self._plan.nprocs} did not arrive where the others waited. {result.message}"
+            f" Stacks of all ranks: {_shown(self._run.stacks)}"
+        )
+        return dataclasses.replace(result, message=message, failed_rank=self._absent[0])
+
     def _judge_hang(self, result: RunResult) -> RunResult:
-        absent = absent_ranks([self._stack(rank) for rank in range(self._plan.nprocs)], result.ranks)
+        absent = absent_ranks(self._stacks_of_all(), result.ranks)
         rank = absent[0] if absent else min(result.ranks, key=lambda r: len(r.steps)).rank
         total = self._plan.train.steps if self._plan.train else None
         steps = result.ranks[rank].steps

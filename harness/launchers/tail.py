@@ -12,8 +12,12 @@ class Tail:
         self._path = path
         self._offset = 0
 
-    def lines(self) -> list[str]:
-        """Return the lines that are new; a line without its end waits for it."""
+    def lines(self, to_the_end: bool = False) -> list[str]:
+        """Return the lines that are new.
+
+        Args:
+            to_the_end: True where nobody writes any more: a last line without its end is a line too.
+        """
         try:
             size = self._path.stat().st_size
         except FileNotFoundError:
@@ -23,6 +27,7 @@ class Tail:
         with self._path.open("rb") as file:
             file.seek(self._offset)
             content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
+        whole = content if to_the_end else content[: content.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return whole.decode(errors="replace").splitlines()
+        # Not splitlines(): a progress bar's carriage returns belong to its line.
+        return whole.decode(errors="replace").removesuffix("\n").split("\n") if whole else []

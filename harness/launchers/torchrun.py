@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.launchers.base import OwnProcess, Process, import_path
+from harness.launchers.base import OwnProcess, Process, module_command
 from harness.plan import RunPlan
 from harness.rundir import RunDir
 
@@ -22,21 +21,29 @@ class TorchrunLauncher:
 
     def start(self, run: RunDir, plan: RunPlan, environment: Mapping[str, str]) -> Sequence[Process]:
         """Start the engine."""
-        common = {**environment, "PYTHONPATH": import_path(plan.sys_path)}
-        command = [sys.executable, "-m", "harness.launchers.engine", str(run.path)]
-        command += [f"--nproc-per-node={plan.nprocs}", f"--max-restarts={self.max_restarts}"]
-        command += self.rendezvous or self._file_rendezvous()
-        command += ["-m", "harness.rank", str(run.path)]
-        return [OwnProcess(command, common, plan.cwd, run.engine_log)]
+        folder = self._new_folder()
+        options = [f"--nproc-per-node={plan.nprocs}", f"--max-restarts={self.max_restarts}", f"--log-dir={folder}"]
+        options += self.rendezvous or _file_rendezvous(folder)
+        rank = module_command("harness.launchers.witness", str(run.path))
+        command = module_command("harness.launchers.engine", *options, "--no-python", *rank)
+        return [OwnProcess(command, environment, plan.cwd, run.engine_log)]
 
-    def _file_rendezvous(self) -> list[str]:
+    def _new_folder(self) -> Path:
         self.close()
         self._folder = tempfile.TemporaryDirectory(prefix="harness-")
-        store = Path(self._folder.name) / "rendezvous"
-        return ["--rdzv-backend=c10d", f"--rdzv-endpoint={store}", "--rdzv-conf=store_type=file", "--rdzv-id=harness"]
+        return Path(self._folder.name)
 
     def close(self) -> None:
-        """Remove the rendezvous folder."""
+        """Remove the folder of rendezvous and engine."""
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+def _file_rendezvous(folder: Path) -> list[str]:
+    return [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={folder / 'rendezvous'}",
+        "--rdzv-conf=store_type=file",
+        "--rdzv-id=harness",
+    ]
