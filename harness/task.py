@@ -9,7 +9,9 @@ import os
 import pickle
 import runpy
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +20,9 @@ from harness.environ import RankEnvironment
 from harness.errors import ConfigError
 from harness.plan import RunPlan, Task
 from harness.recorder import Recorder
-from harness.rundir import RunDir
+from harness.rundir import RunDir, write_whole
+
+_loading: list[str] = []
 
 
 def run_task(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> Any:
@@ -27,17 +31,48 @@ def run_task(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder)
         case "hydra":
             return _run_hydra(run, plan, who, record)
         case "call":
-            load_main(plan.task)
-            function, arguments = pickle.loads(run.call.read_bytes())
-            return function(*arguments)
-        case "script":
-            sys.argv[:] = [plan.task.path, *plan.task.arguments]
-            sys.path.insert(0, str(Path(plan.task.path).resolve().parent))
-            runpy.run_path(plan.task.path, run_name="__main__")
-        case "module":
+            _run_call(run, plan, who, record)
+        case "script" | "module":
+            _run_script(plan, who, record)
+    return None
+
+
+def _run_call(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> None:
+    """Call the pickled function and keep what it returns, which is what its caller wants."""
+    if who.rank > 0:
+        forward_warnings(record)
+    load_main(plan.task)
+    function, arguments = pickle.loads(run.call.read_bytes())
+    record.mark("task loaded")
+    value = function(*arguments)
+    if value is None:
+        return
+    try:
+        content = pickle.dumps(value)
+    except Exception as error:
+        raise ConfigError(
+            f"what {getattr(function, '__qualname__', function)} returned (a {type(value).__name__}) cannot be pickled, so it "
+            f"cannot reach the caller of spawn(): {error}. Return numbers, tensors or other plain data."
+        ) from error
+    write_whole(run.value(who.rank), content)
+
+
+def _run_script(plan: RunPlan, who: RankEnvironment, record: Recorder) -> None:
+    """Run a script, or a module as a script, to its end; ``sys.exit(0)`` is an end like any other."""
+    if who.rank > 0:
+        forward_warnings(record)
+    try:
+        if plan.task.kind == "module":
             sys.argv[:] = [plan.task.module, *plan.task.arguments]
             runpy.run_module(plan.task.module, run_name="__main__", alter_sys=True)
-    return None
+        else:
+            sys.argv[:] = [plan.task.path, *plan.task.arguments]
+            if not os.path.isdir(plan.task.path):
+                sys.path.insert(0, str(Path(plan.task.path).resolve().parent))
+            runpy.run_path(plan.task.path, run_name="__main__")
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise
 
 
 def _run_hydra(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> Any:
@@ -77,7 +112,7 @@ def describe_function(function: Callable[..., Any]) -> Task:
     )
     if module == "__main__" and path is None:
         raise ConfigError(
-            f"{name} cannot be loaded in the ranks: it was read from standard input or typed in. Save it as a file and run that."
+            f"{name} cannot be loaded in the ranks: it was typed in, or read from standard input. Save it as a file."
         )
     if not any(candidate is function for candidate in _candidates(sys.modules[module], task)):
         raise ConfigError(
@@ -101,9 +136,10 @@ def load_main(task: Task) -> ModuleType:
     """Import the parent's ``__main__`` without its main guard, and let pickles find it under both of its names."""
     if task.main_path is None:
         return sys.modules["__main__"]
-    spec = importlib.util.spec_from_file_location("__mp_main__", task.main_path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{task.main_path} cannot be loaded in the ranks: it is not a Python file.")
+    # The loader is named because a command that pip installed has no suffix that would tell.
+    loader = SourceFileLoader("__mp_main__", task.main_path)
+    spec = importlib.util.spec_from_file_location("__mp_main__", task.main_path, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     if task.main_module is not None:
         module.__package__ = task.main_module.removesuffix(".__main__").rpartition(".")[0]
@@ -111,8 +147,17 @@ def load_main(task: Task) -> ModuleType:
             module.__package__ = task.main_module.removesuffix(".__main__")
         module.__spec__ = None
     sys.modules["__mp_main__"] = sys.modules["__main__"] = module
-    spec.loader.exec_module(module)
+    _loading.append(task.main_path)
+    try:
+        loader.exec_module(module)
+    finally:
+        _loading.pop()
     return module
+
+
+def loading_main() -> str | None:
+    """Return the path of the main script while this rank loads it: what its main guard should keep out runs just then."""
+    return _loading[-1] if _loading else None
 
 
 def find_function(task: Task) -> Callable[..., Any]:
@@ -175,6 +220,24 @@ def forward_logs(record: Recorder) -> None:
         for handler in list(logger.handlers):
             if type(handler) is logging.StreamHandler:
                 logger.addHandler(_Forward(handler, record))
+
+
+def forward_warnings(record: Recorder) -> None:
+    """Let the parent's console show this rank's warnings, and its log records from WARNING on, whatever the script logs to."""
+    make, show = logging.getLogRecordFactory(), warnings.showwarning
+
+    def make_and_forward(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        made = make(*args, **kwargs)
+        if made.levelno >= logging.WARNING:
+            record.log(made.levelname, made.getMessage())
+        return made
+
+    def show_and_forward(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+        record.log(category.__name__, str(message))
+        show(message, category, *rest, **named)
+
+    logging.setLogRecordFactory(make_and_forward)
+    warnings.showwarning = show_and_forward
 
 
 class _Forward(logging.Handler):
