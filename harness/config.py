@@ -50,7 +50,7 @@ class BackendConf:
 class ReportConf:
     """Group ``report``: what shows the results."""
 
-    table: bool = True
+    reporters: Any = field(default_factory=dict)  # name -> class (_target_) and its arguments; null leaves one out
 
 
 @dataclass

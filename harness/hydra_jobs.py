@@ -23,10 +23,14 @@ from harness.environ import usable_cores, wanted_threads
 from harness.errors import ConfigError, HarnessError
 from harness.launchers import pool
 from harness.launchers.signals import Interrupted
+from harness.machine import machine_facts
 from harness.placement import Machine, Placement, place
 from harness.plan import METHODS, START_METHODS, RunPlan, Task, TrainPlan
 from harness.record import RunResult
-from harness.report.terminal import Terminal
+from harness.report.build import sweep_report
+from harness.report.folder import SweepDir
+from harness.report.reporter import Reporters
+from harness.report.sweep_report import JobReport
 from harness.rundir import RunDir, write_whole
 from harness.sweep import Job, run_job
 from harness.task import describe_function
@@ -223,26 +227,35 @@ def _env_set(one: Composed) -> dict[str, str]:
 def _run_all(
     context: HydraContext, function: TaskFunction, composed: Sequence[Composed], jobs: Sequence[Job]
 ) -> list[JobReturn]:
-    terminal = Terminal(jobs)
-    returns = []
-    for one, job in zip(composed, jobs, strict=True):
-        HydraConfig.instance().set_config(one.config)
-        write_folder(one)
-        context.callbacks.on_job_start(config=one.config, task_function=function)
-        result = _run_one(one, job, terminal)
-        returns.append(_job_return(one, job, result))
-        context.callbacks.on_job_end(config=one.config, job_return=returns[-1])
-    terminal.close()
+    launcher = OmegaConf.to_container(composed[0].config.hydra.launcher, resolve=True)
+    assert isinstance(launcher, dict)
+    folder, machine = SweepDir(composed[0].config.hydra.sweep.dir), machine_facts()
+    reporters = Reporters.from_config(launcher["report"])
+    returns, reports = [], []
+    try:
+        folder.write([(job, job.run.path) for job in jobs], machine)
+        reporters.begin(jobs)
+        for one, job in zip(composed, jobs, strict=True):
+            HydraConfig.instance().set_config(one.config)
+            write_folder(one)
+            context.callbacks.on_job_start(config=one.config, task_function=function)
+            result = _run_one(one, job, reporters)
+            returns.append(_job_return(one, job, result))
+            reports.append(JobReport(job.plan, str(job.run.path), result, job.label, tuple(job.overrides)))
+            context.callbacks.on_job_end(config=one.config, job_return=returns[-1])
+        reporters.report(sweep_report(str(folder.path), reports, machine))
+    finally:
+        reporters.close()
     return returns
 
 
-def _run_one(one: Composed, job: Job, terminal: Terminal) -> RunResult:
-    terminal.started(job)
-    result = run_job(job.plan, job.run, terminal)
+def _run_one(one: Composed, job: Job, reporters: Reporters) -> RunResult:
+    reporters.started(job)
+    result = run_job(job.plan, job.run, reporters)
     configure_log(one.config.hydra.hydra_logging, one.config.hydra.verbose)
     if result.status != "ok":
         _tell_job_log(one, result.message)
-    terminal.ended(job, result)
+    reporters.ended(job, result)
     return result
 
 

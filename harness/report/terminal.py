@@ -1,31 +1,239 @@
-"""What the terminal shows while a sweep runs."""
+"""What the terminal shows while a sweep runs, and the table at its end."""
 
 from __future__ import annotations
 
-import sys
+import os
+import shlex
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from harness.record import RunResult
-from harness.sweep import Job
+from rich.console import Console
+from rich.text import Text
+
+from harness.record import ratio
+from harness.report import table as tables
+from harness.report.sweep_report import JobReport, SweepReport
+from harness.report.text import Line, both_ends, flow, paragraph, table_lines
+
+if TYPE_CHECKING:
+    from harness.record import RunResult
+    from harness.sweep import Job
+
+STYLES = {"head": "bold", "ok": "", "failed": "red", "red": "bold red", "note": "dim"}
+RECENT_STEPS = 10
+"""The rate that is shown while a job runs is that of so many last steps."""
 
 
 class Terminal:
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    """Shows a line when a job starts, its progress, and one table at the end.
+
+    Args:
+        console: Where to; stdout unless told. Colours and the bar are for terminals, ``NO_COLOR`` is respected.
+        errors: Where failures go to; stderr unless told.
+    """
+
+    def __init__(self, console: Console | None = None, errors: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, markup=False, emoji=False)
+        self._errors = errors or Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._jobs: Sequence[Job] = ()
+        self._progress: _Progress | None = None
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """Show what all jobs have in common, and the sweep's folder."""
         self._jobs = jobs
+        trained = [job for job in jobs if job.plan.train is not None]
+        if trained:
+            folder = shown(os.path.commonpath([job.run.path.parent for job in jobs]))
+            for line in both_ends("  ".join(headline(trained)), folder, self._console.width):
+                self._line(line)
 
     def started(self, job: Job) -> None:
-        print(f"job {job.plan.job}: {job.plan.method} {job.plan.nprocs}")
+        """Show which job it is, where there are more."""
+        if job.plan.train is None:
+            return
+        if len(self._jobs) > 1:
+            names = [f"{name}={tables.settings(job)[name]}" for name in tables.swept(self._jobs)]
+            for line in flow([f"job {job.plan.job}", *names], self._console.width):
+                self._line(line)
+        self._progress = _Progress(self._console, job)
 
     def event(self, rank: int, event: Mapping[str, Any]) -> None:
+        """Show the progress, evaluations, and log records of other ranks word for word."""
         if event["event"] == "log":
-            print(event["text"])
+            self.output(event["text"])
+        elif self._progress is not None:
+            self._progress.take(rank, event)
 
     def output(self, line: str) -> None:
-        print(line, flush=True)
+        """Show a line of a rank as it is, colours included."""
+        if self._console.is_terminal and "\x1b" in line:
+            self._console.print(Text.from_ansi(line), soft_wrap=True)
+        else:
+            self._line(line)
 
     def ended(self, job: Job, result: RunResult) -> None:
-        print(f"job {job.plan.job}: {result.status} {result.message}", file=sys.stderr)
+        """Show at once that a job failed."""
+        self.close()
+        if result.message:
+            failed = result.status != "ok"
+            name = f"job {job.plan.job} " if len(self._jobs) > 1 else ""
+            style = STYLES["failed"] if failed else STYLES["note"]
+            self._print(self._errors, f"{name}{'failed' if failed else 'note'}: {result.message}", style)
 
     def close(self) -> None:
-        pass
+        """Take the progress bar away."""
+        if self._progress is not None:
+            self._progress.close()
+            self._progress = None
+
+    def report(self, sweep: SweepReport) -> None:
+        """Show the table and where more is to be had."""
+        for text, state in report_lines(sweep, self._console.width):
+            self._line(text, STYLES[state])
+
+    def _line(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def _print(self, console: Console, text: str, style: str) -> None:
+        # Where nobody reads it on a screen, a message is one line, to be found by grep.
+        lines = paragraph(text, console.width) if console.is_terminal else text.splitlines()
+        for line in lines:
+            console.print(Text(line, style=style), soft_wrap=True)
+
+
+def headline(jobs: Sequence[Job]) -> list[str]:
+    """Return what jobs of the harness's own training have in common, in words."""
+    said = [_facts_of(job) for job in jobs]
+    return [word for word in said[0] if all(word in other for other in said)]
+
+
+def _facts_of(job: Job) -> list[str]:
+    plan, train = job.plan, job.plan.train
+    assert train is not None
+    length = f"{train.epochs} epochs" if train.steps is None else f"{train.steps} steps"
+    reason = f" ({plan.backend_reason})" if plan.backend_reason.startswith("auto") else ""
+    recipe = job.label.get("recipe") or str(train.recipe.get("_target_", "")).rpartition(".")[2]
+    return [recipe, f"global batch {train.global_batch_size}", length, f"seed {train.seed}", f"{plan.backend}{reason}"]
+
+
+def report_lines(sweep: SweepReport, width: int) -> list[Line]:
+    """Return all that is said at the end of a sweep, in lines that fit ``width``."""
+    if not any(job.plan.train for job in sweep.jobs):
+        return table_lines(lambda short: tables.foreign_table(sweep), width) if len(sweep.jobs) > 1 else []
+    lines: list[Line] = [("", "ok"), *table_lines(lambda short: tables.sweep_table(sweep, short), width)]
+    failed = tables.failures(sweep) if len(sweep.jobs) > 1 else []
+    for sentences, state in ((tables.notes(sweep), "note"), (failed, "failed")):
+        lines += [(line, state) for sentence in sentences for line in paragraph(sentence, width)]
+    return [*lines, *((line, "ok") for line in closing(sweep, width))]
+
+
+def closing(sweep: SweepReport, width: int) -> list[str]:
+    """Return how to see more, on one line where it fits."""
+    folder = shown(sweep.folder)
+    ways = [f"Repeat without training: python -m harness.compare {shlex.quote(folder)}"]
+    if (Path(sweep.folder) / "report.html").exists():
+        ways.append(f"Report: {folder}/report.html")
+    if any(_has_events(job) for job in sweep.jobs):
+        ways.append(f"Look: tensorboard --logdir {shlex.quote(_log_dir(folder))}")
+    one = "      ".join(ways)
+    return [one] if len(one) <= width else ways
+
+
+def _has_events(job: JobReport) -> bool:
+    return any(Path(job.folder).glob("events.out.tfevents.*"))
+
+
+def _log_dir(folder: str) -> str:
+    """Return the first part of a relative folder, which holds all sweeps; an absolute one is that of the sweep."""
+    return folder if os.path.isabs(folder) else Path(folder).parts[0]
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """Return a path as short as it can be typed from here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+class _Progress:
+    """The steps of one job that all of its ranks have done: a bar on a terminal, else a line every ``log_every`` steps."""
+
+    def __init__(self, console: Console, job: Job) -> None:
+        assert job.plan.train is not None
+        self._console = console
+        self._train = job.plan.train
+        self._nprocs = job.plan.nprocs
+        self._total = job.plan.train.steps
+        self._parts: dict[int, list[Mapping[str, Any]]] = {}
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        # An inline rank shares this terminal, perhaps with a debugger in it.
+        self._bar = _Bar(console) if console.is_terminal and job.plan.method != "inline" else None
+
+    def take(self, rank: int, event: Mapping[str, Any]) -> None:
+        """Take in an event of a rank."""
+        if event["event"] == "step":
+            parts = self._parts.setdefault(event["step"], [])
+            parts.append(event)
+            if len(parts) == self._nprocs:
+                self._step(self._parts.pop(event["step"]))
+        elif event["event"] == "facts" and "num_steps" in event:
+            self._total = event["num_steps"]
+        elif event["event"] == "evaluation" and rank == 0:
+            means = {name: ratio(*pair) for name, pair in event["metrics"].items()}
+            found = "  ".join(f"{name} {mean:.4g}" for name, mean in means.items())
+            self._console.print(Text(f"evaluation after step {event['step'] + 1}  {found}"), soft_wrap=True)
+
+    def _step(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        done = parts[0]["step"] + 1
+        self._recent.append(max(part["seconds"] for part in parts))
+        loss = ratio(sum(part["loss_sum"] for part in parts), sum(part["count"] for part in parts))
+        rate = tables.grouped(ratio(self._train.global_batch_size * len(self._recent), sum(self._recent)))
+        if self._bar is not None:
+            self._bar.show(done, self._total, f"{loss:.4f}", rate)
+        elif done % self._train.log_every == 0 or done == self._total:
+            of = f" of {self._total}" if self._total else ""
+            place = str(done).rjust(len(str(self._total or "")))
+            self._console.print(Text(f"step {place}{of}  loss {loss:.4f}  {rate} samples/s"), soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+class _Bar:
+    """Rich's progress bar, drawn when there is something new: a thread of its own would forbid ranks forked from here."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._progress: Progress = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[rate]} samples/s"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            expand=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task("", total=None, loss="-", rate="-")
+        self._drawn = 0.0
+        self._progress.start()
+
+    def show(self, done: int, total: int | None, loss: str, rate: str) -> None:
+        """Draw it, at most ten times a second."""
+        self._progress.update(self._task, completed=done, total=total, loss=loss, rate=rate)
+        now = self._progress.get_time()
+        if now - self._drawn > 0.1 or done == total:
+            self._drawn = now
+            self._progress.refresh()
+
+    def close(self) -> None:
+        """Take it away."""
+        self._progress.stop()

@@ -1,0 +1,97 @@
+"""From the jobs of a sweep to its report: which job is whose baseline, how fast each is, which are the same bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from harness.compare.performance import Launch, PerformanceVerdict, compare
+from harness.errors import NotComparable
+from harness.record import RankResult
+from harness.report.sweep_report import JobReport, SweepReport
+from harness.report.table import first_step_s, step_times
+
+NOT_THE_WORK = frozenset(
+    {"num_workers", "log_every", "eval_every", "checkpoint_every", "deterministic", "find_unused_parameters"}
+)
+"""Settings of the training that do not change what is computed, so that jobs which differ in them are compared."""
+
+
+def sweep_report(folder: str, jobs: Iterable[JobReport], machine: Mapping[str, str]) -> SweepReport:
+    """Return the report of a sweep; what a job says of itself already is kept."""
+    done: list[JobReport] = []
+    for job in sorted(jobs, key=lambda job: job.plan.job):
+        done.append(_compared(job, done, machine))
+    return SweepReport(folder, tuple(done), machine)
+
+
+def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str, str]) -> JobReport:
+    if job.plan.train is None or job.result.status != "ok":
+        return job
+    if job.identical_to is None:
+        job = dataclasses.replace(job, identical_to=_twin(job, before))
+    if job.baseline is not None or not step_times(job):
+        return job
+    base = next((one for one in before if one.baseline == one.plan.job and _work(one) == _work(job)), None)
+    if base is None:
+        return dataclasses.replace(job, baseline=job.plan.job)
+    return dataclasses.replace(job, baseline=base.plan.job, speed=_speed(base, job, machine))
+
+
+def _work(job: JobReport) -> dict[str, Any]:
+    assert job.plan.train is not None
+    return {k: v for k, v in dataclasses.asdict(job.plan.train).items() if k not in NOT_THE_WORK}
+
+
+def _speed(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> PerformanceVerdict | None:
+    try:
+        return compare([launch_of(base, machine)], [launch_of(job, machine)], varied=("nprocs", "threads"))
+    except NotComparable:
+        return None
+
+
+def launch_of(job: JobReport, machine: Mapping[str, str], pair: int = 0) -> Launch:
+    """Return one run as the numbers that performance is compared by."""
+    assert job.plan.train is not None
+    times = step_times(job)
+    return Launch(
+        arm=f"job {job.plan.job}",
+        order=job.plan.job,
+        pair=pair,
+        start_s=first_step_s(job),
+        step_s=tuple(times),
+        samples_per_step=job.plan.train.global_batch_size,
+        nprocs=job.plan.nprocs,
+        threads=job.plan.threads,
+        machine=digest(machine),
+        cores=int(machine["cores"]) if machine.get("cores", "").isdigit() else None,
+        wall_s=sum(times),
+    )
+
+
+def digest(machine: Mapping[str, str]) -> str:
+    """Return a short name of a machine's facts; equal facts, equal name."""
+    return hashlib.sha256(json.dumps(dict(machine), sort_keys=True).encode()).hexdigest()[:16]
+
+
+# The same, bit for bit
+
+
+def _twin(job: JobReport, before: Sequence[JobReport]) -> int | None:
+    mine = _digests(job)
+    return next((one.plan.job for one in before if mine and one.result.status == "ok" and _digests(one) == mine), None)
+
+
+def _digests(job: JobReport) -> list[tuple[Any, ...]]:
+    """Return the digests of every rank at every recorded step; empty where any rank has none after training."""
+    ranks = [_trained(rank) for rank in job.result.ranks]
+    return [pair for rank in ranks for pair in rank] if ranks and all(ranks) else []
+
+
+def _trained(rank: RankResult) -> list[tuple[Any, ...]]:
+    found = [tuple(sorted((name, str(value)) for name, value in one.items())) for one in rank.digests]
+    # A digest at birth alone says nothing about training.
+    return found if any(one.get("done", 0) for one in rank.digests) else []

@@ -1,0 +1,293 @@
+"""The one table of a sweep, as text in cells: the same in a terminal, in Markdown, in HTML and in TensorBoard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+from harness import stats
+from harness.plan import RunPlan
+from harness.report.sweep_report import JobReport, SweepReport
+
+FIXED = ("launcher", "nprocs")
+"""Settings that have a column whether or not the sweep varies them."""
+
+
+class Labelled(Protocol):
+    """A job before or after it ran."""
+
+    @property
+    def plan(self) -> RunPlan:
+        """What it runs."""
+
+    @property
+    def label(self) -> Mapping[str, str]:
+        """Column -> chosen option."""
+
+    @property
+    def overrides(self) -> Sequence[str]:
+        """What was typed for it."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows of text.
+
+    Attributes:
+        numeric: For each column, whether it is aligned to the right.
+        jobs: Number of each row's job.
+        states: Of each row: ``ok``, ``failed`` (the run) or ``red`` (its verdict).
+    """
+
+    columns: tuple[str, ...]
+    numeric: tuple[bool, ...]
+    rows: tuple[tuple[str, ...], ...]
+    jobs: tuple[int, ...]
+    states: tuple[str, ...]
+
+    def without(self, *names: str) -> Table:
+        """Return the table without some columns."""
+        kept = [i for i, name in enumerate(self.columns) if name not in names]
+        return Table(
+            tuple(self.columns[i] for i in kept),
+            tuple(self.numeric[i] for i in kept),
+            tuple(tuple(row[i] for i in kept) for row in self.rows),
+            self.jobs,
+            self.states,
+        )
+
+    def column(self, name: str) -> list[str]:
+        """Return the cells of one column."""
+        index = self.columns.index(name)
+        return [row[index] for row in self.rows]
+
+
+# What the numbers are
+
+
+def step_times(job: JobReport) -> list[float]:
+    """Return the slowest rank's time of each measured step, in seconds; warm-up is left out."""
+    warmup = job.plan.train.warmup_steps if job.plan.train else 0
+    return job.result.step_seconds()[warmup:]
+
+
+def step_s(job: JobReport) -> float:
+    """Return the median of the measured steps in seconds; NaN without any."""
+    times = step_times(job)
+    return stats.median(times) if times else math.nan
+
+
+def samples_per_s(job: JobReport) -> float:
+    """Return how many samples all ranks together train a second; NaN where no step was measured."""
+    return job.plan.train.global_batch_size / step_s(job) if job.plan.train else math.nan
+
+
+def first_step_s(job: JobReport) -> float:
+    """Return the seconds from the call to the end of the first step on all ranks; NaN without one."""
+    if "called" not in job.result.marks:
+        return math.nan
+    value = job.result.first_step_s()
+    return math.nan if value is None else value
+
+
+def wall_s(job: JobReport) -> float:
+    """Return the seconds from the call to the return; NaN where either was not recorded."""
+    marks = job.result.marks
+    return marks.get("returned", math.nan) - marks.get("called", math.nan)
+
+
+def state(job: JobReport) -> str:
+    """Return ``failed`` where the run failed, ``red`` where its verdict is, else ``ok``."""
+    if job.result.status != "ok":
+        return "failed"
+    return "red" if job.correctness is not None and job.correctness.failed is not None else "ok"
+
+
+# How they are written
+
+
+def grouped(value: float, decimals: int = 0) -> str:
+    """Return a number with its thousands set apart by spaces."""
+    return f"{value:,.{decimals}f}".replace(",", " ")
+
+
+def decimals_for(values: Sequence[float]) -> int:
+    """Return the decimals that give the smallest of ``values`` about three digits, at most 3."""
+    finite = [abs(value) for value in values if math.isfinite(value) and value]
+    return max(0, min(3, 2 - math.floor(math.log10(min(finite))))) if finite else 0
+
+
+def unit_of_time(seconds: Sequence[float]) -> tuple[float, str]:
+    """Return (factor, unit) in which the median of ``seconds`` reads best."""
+    finite = [value for value in seconds if math.isfinite(value)]
+    typical = stats.median(finite) if finite else 1.0
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if typical * factor >= 1:
+            return factor, unit
+    return 1e6, "us"
+
+
+def in_unit(values: Sequence[float], factor: float, unit: str) -> list[str]:
+    """Return the cells of a column of times in one unit; empty for NaN."""
+    decimals = min(2, decimals_for([value * factor for value in values]))
+    return ["" if math.isnan(v) else f"{grouped(v * factor, decimals)} {unit}" for v in values]
+
+
+def step_cells(jobs: Sequence[JobReport]) -> list[str]:
+    """Return ``7.28 +- 0.31 ms`` for each job, in one unit."""
+    times = [step_times(job) for job in jobs]
+    medians = [stats.median(values) if values else math.nan for values in times]
+    factor, unit = unit_of_time(medians)
+    decimals = min(2, decimals_for([value * factor for value in medians]))
+    spreads = [f"{stats.spread(values) * factor:.{decimals}f}" if len(values) > 1 else "" for values in times]
+    width = max((len(text) for text in spreads), default=0)
+    return [
+        "" if math.isnan(centre) else f"{grouped(centre * factor, decimals)} +- {around.rjust(width)} {unit}" if around
+        else f"{grouped(centre * factor, decimals)} {unit}"
+        for centre, around in zip(medians, spreads, strict=True)
+    ]
+
+
+def speed_cell(job: JobReport, short: bool = False) -> str:
+    """Return what is claimed of a job's speed; from one launch each, the ratio and that nothing is claimed."""
+    if job.result.status != "ok":
+        return "failed"
+    if job.baseline == job.plan.job:
+        return "baseline"
+    if job.speed is None or job.speed.ratio is None:
+        return "not compared" if job.speed is None else job.speed.label
+    if job.speed.pairs == 1:
+        return f"{1 / job.speed.ratio:.2f}x ({'no claim' if short else '1 launch: no claim'})"
+    return job.speed.label
+
+
+def verified_cell(job: JobReport) -> str:
+    """Return what was proved about a job's arithmetic."""
+    if job.correctness is not None and job.correctness.failed is not None:
+        return f"FAILED {job.correctness.failed.name}"
+    if job.result.status != "ok":
+        return "failed"
+    if job.identical_to is not None:
+        return f"identical to job {job.identical_to}"
+    if job.correctness is not None and job.correctness.num_checked:
+        return f"equal to 1 process: {job.correctness.num_passed} of {job.correctness.num_checked} checks"
+    return "not checked"
+
+
+# The table
+
+
+def swept(jobs: Sequence[Labelled]) -> list[str]:
+    """Return the settings that have a column: launcher, nprocs, and what else differs between the jobs."""
+    names = dict.fromkeys(name for job in jobs for name in settings(job))
+    return [name for name in names if name in FIXED or len({settings(job).get(name, "") for job in jobs}) > 1]
+
+
+def settings(job: Labelled) -> Mapping[str, str]:
+    """Return a job's chosen options, and what was typed for it, as column -> value."""
+    typed = dict(override.lstrip("+~").split("=", 1) for override in job.overrides if "=" in override)
+    named = {**job.label, **{name: value for name, value in typed.items() if not name.startswith("hydra")}}
+    # nprocs=-1 stands for a number that the plan knows.
+    return {**named, "launcher": named.get("launcher", job.plan.method), "nprocs": str(job.plan.nprocs)}
+
+
+def sweep_table(sweep: SweepReport, short: bool = False) -> Table:
+    """Return the table of a sweep of the harness's own training.
+
+    Args:
+        short: Whether cells are cut down to what fits 80 columns.
+    """
+    jobs = sweep.jobs
+    names = swept(jobs)
+    columns: list[tuple[str, bool, Sequence[str]]] = [("job", True, [str(job.plan.job) for job in jobs])]
+    columns += [(name, _is_numeric(cells), cells) for name in names if (cells := [settings(j).get(name, "") for j in jobs])]
+    rates = [samples_per_s(job) for job in jobs]
+    places = 0 if max((r for r in rates if not math.isnan(r)), default=0) >= 100 else 1
+    columns += [
+        ("first step", True, in_unit([first_step_s(job) for job in jobs], 1.0, "s")),
+        ("step", True, step_cells(jobs)),
+        ("samples/s", True, ["" if math.isnan(rate) else grouped(rate, places) for rate in rates]),
+        ("speed", True, [speed_cell(job, short) for job in jobs]),
+        ("verified", False, [verified_cell(job) for job in jobs]),
+    ]
+    return _table(columns, jobs)
+
+
+def foreign_table(sweep: SweepReport) -> Table:
+    """Return the short table of a sweep of somebody else's app."""
+    jobs = sweep.jobs
+    extra = [name for name in swept(jobs) if name not in FIXED]
+    columns: list[tuple[str, bool, Sequence[str]]] = [("job", True, [str(job.plan.job) for job in jobs])]
+    columns += [(name, _is_numeric(cells), cells) for name in extra if (cells := [settings(j).get(name, "") for j in jobs])]
+    columns += [
+        ("ranks", True, [str(job.plan.nprocs) for job in jobs]),
+        ("status", False, [job.result.status for job in jobs]),
+        ("time", True, in_unit([wall_s(job) for job in jobs], 1.0, "s")),
+    ]
+    return _table(columns, jobs)
+
+
+def _table(columns: Sequence[tuple[str, bool, Sequence[str]]], jobs: Sequence[JobReport]) -> Table:
+    names, numeric, cells = zip(*columns, strict=True)
+    states = tuple(state(job) for job in jobs)
+    return Table(names, numeric, tuple(zip(*cells, strict=True)), tuple(job.plan.job for job in jobs), states)
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    return all(_is_number(cell) for cell in cells if cell)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+# Sentences beside it
+
+
+def notes(sweep: SweepReport) -> list[str]:
+    """Return what a reader must know beside the table, a sentence each."""
+    found = [f"job {job.plan.job}: {sentence}." for job in sweep.jobs for sentence in _undecided(job)]
+    if any(job.speed is not None and job.speed.pairs == 1 for job in sweep.jobs):
+        found.append("No claim of speed: one launch per job says nothing beyond its own spread.")
+    return found + [f"job {job.plan.job}: {_why_red(job)}" for job in sweep.jobs if state(job) == "red"]
+
+
+def _undecided(job: JobReport) -> tuple[str, ...]:
+    """Return why a comparison of several launches came to nothing."""
+    if job.speed is None or job.speed.pairs < 2 or job.speed.verdict != "inconclusive":
+        return ()
+    return job.speed.sentences[:1]
+
+
+def _why_red(job: JobReport) -> str:
+    assert job.correctness is not None and job.correctness.failed is not None
+    rung = job.correctness.failed
+    where = ", ".join(f"{name} {value}" for name, value in (rung.where or {}).items())
+    return f"FAILED {rung.name} ({rung.title}){f' at {where}' if where else ''}: {rung.detail}"
+
+
+def failures(sweep: SweepReport) -> list[str]:
+    """Return a line for each job that failed."""
+    return [f"job {job.plan.job} failed: {job.result.message}" for job in sweep.jobs if job.result.status != "ok"]
+
+
+def grouped_by_cell(table: Table, name: str) -> list[tuple[str, str]]:
+    """Return a column turned round: each different cell with the jobs that have it, such as ``("not checked", "0-3, 5")``."""
+    groups: dict[str, list[int]] = {}
+    for job, cell in zip(table.jobs, table.column(name), strict=True):
+        groups.setdefault(cell, []).append(job)
+    return [(cell, ranges(jobs)) for cell, jobs in groups.items()]
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return ``0-3, 5`` for 0, 1, 2, 3, 5."""
+    key: Callable[[tuple[int, int]], int] = lambda pair: pair[1] - pair[0]  # noqa: E731
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(sorted(numbers)), key)]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
