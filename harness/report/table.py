@@ -160,7 +160,7 @@ def speed_cell(job: JobReport, short: bool = False) -> str:
     if job.speed is None or job.speed.ratio is None:
         return "not compared" if job.speed is None else job.speed.label
     if job.speed.pairs == 1:
-        return f"{1 / job.speed.ratio:.2f}x ({'no claim' if short else '1 launch: no claim'})"
+        return f"{1 / job.speed.ratio:.2f}x {'*' if short else '(1 launch: no claim)'}"
     return job.speed.label
 
 
@@ -213,7 +213,8 @@ def sweep_table(sweep: SweepReport, short: bool = False) -> Table:
         ("speed", True, [speed_cell(job, short) for job in jobs]),
         ("verified", False, [verified_cell(job) for job in jobs]),
     ]
-    return _table(columns, jobs)
+    table = _table(columns, jobs)
+    return table if any(job.speed is not None for job in jobs) else table.without("speed")
 
 
 def foreign_table(sweep: SweepReport) -> Table:
@@ -255,7 +256,7 @@ def notes(sweep: SweepReport) -> list[str]:
     """Return what a reader must know beside the table, a sentence each."""
     found = [f"job {job.plan.job}: {sentence}." for job in sweep.jobs for sentence in _undecided(job)]
     if any(job.speed is not None and job.speed.pairs == 1 for job in sweep.jobs):
-        found.append("No claim of speed: one launch per job says nothing beyond its own spread.")
+        found.append("* No claim of speed: one launch per job says nothing beyond its own spread.")
     return found + [f"job {job.plan.job}: {_why_red(job)}" for job in sweep.jobs if state(job) == "red"]
 
 

@@ -168,7 +168,7 @@ class _Progress:
         self._parts: dict[int, list[Mapping[str, Any]]] = {}
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         # An inline rank shares this terminal, perhaps with a debugger in it.
-        self._bar = _Bar(console) if console.is_terminal and job.plan.method != "inline" else None
+        self._bar = _Bar(console, self._total) if console.is_terminal and job.plan.method != "inline" else None
 
     def take(self, rank: int, event: Mapping[str, Any]) -> None:
         """Take in an event of a rank."""
@@ -205,7 +205,7 @@ class _Progress:
 class _Bar:
     """Rich's progress bar, drawn when there is something new: a thread of its own would forbid ranks forked from here."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, total: int | None) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._progress: Progress = Progress(
@@ -222,7 +222,7 @@ class _Bar:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self._progress.add_task("", total=None, loss="-", rate="-")
+        self._task = self._progress.add_task("", total=total, loss="-", rate="-")
         self._drawn = 0.0
         self._progress.start()
 
