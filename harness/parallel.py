@@ -7,6 +7,7 @@ or refuses; `SyncBatchNorm` is torch's of that name for every backend, gloo on C
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -74,7 +75,7 @@ class DataParallel(nn.Module):
         ConfigError: If a buffer size is not positive.
     """
 
-    _ddp: DistributedDataParallel | None
+    _ddp: DistributedDataParallel | None = None
     _tables: _SparseTables | None
     _wrapped_layout: _Layout | None
 
@@ -181,7 +182,10 @@ class DataParallel(nn.Module):
 
     def _wrap(self) -> None:
         """Build what reduces the gradients of the parameters that are trainable now; collective over the group."""
-        # Set past nn.Module's registration: DDP holds the module a second time. The old one goes first, with its hooks.
+        if self._ddp is not None:
+            # A process's first DDP is in a reference cycle: until it is collected, its hooks would go on reducing.
+            self._ddp.reducer._remove_autograd_hooks()
+        # Set past nn.Module's registration: DDP holds the module a second time.
         object.__setattr__(self, "_ddp", None)
         self._tables = None
         # Holding the parameters keeps their identities from being used again.
@@ -216,6 +220,9 @@ def _bucket_options(comm_buffer_size: float, last_comm_buffer_size: float) -> di
             raise ConfigError(f"{name}={size} is not a bucket size: it is a number of MiB above 0.")
     if (comm_buffer_size, last_comm_buffer_size) == (25, 1):
         return {}  # DDP's own defaults; any bucket_cap_mb given, 25 included, would end the small bucket
+    if "bucket_cap_mb_list" not in inspect.signature(DistributedDataParallel).parameters:
+        warn(f"torch {torch.__version__} has no setting for last_comm_buffer_size; its own choice holds.", stacklevel=4)
+        return {"bucket_cap_mb": comm_buffer_size}
     return {"bucket_cap_mb_list": [last_comm_buffer_size, comm_buffer_size]}
 
 
@@ -429,7 +436,7 @@ def _sparse_mean(table: nn.Parameter, rows_of_rank: Sequence[int], group: Proces
         values[:rows] = table.grad.values()
     all_indices = torch.cat([x[:rows] for x, rows in zip(_all_gather(indices, group), rows_of_rank, strict=True)])
     all_values = torch.cat([x[:rows] for x, rows in zip(_all_gather(values, group), rows_of_rank, strict=True)])
-    total = torch.sparse_coo_tensor(all_indices[None], all_values, table.shape).coalesce()
+    total = torch.sparse_coo_tensor(all_indices[None], all_values, table.shape, check_invariants=False).coalesce()
     return total.div_(len(rows_of_rank))
 
 
@@ -523,7 +530,7 @@ def convert_sync_batchnorm(module: nn.Module, group: ProcessGroup | None = None)
             raise ConfigError(f"{type(layer).__name__} does not know its size yet. Run the model once before.")
         if isinstance(layer, _BatchNorm):
             layer.__class__ = SyncBatchNorm
-            layer.__dict__["group"] = group
+            layer.__dict__["group"] = group or layer.__dict__.get("process_group")  # torch's SyncBatchNorm brings one
     return module
 
 
