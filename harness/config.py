@@ -47,6 +47,14 @@ class BackendConf:
 
 
 @dataclass
+class CompareConf:
+    """Group ``compare``: how the ranks' training is verified."""
+
+    tier: str = MISSING
+    on_mismatch: str = "stop"  # stop or warn
+
+
+@dataclass
 class ReportConf:
     """Group ``report``: what shows the results."""
 
@@ -60,6 +68,7 @@ class Conf:
     launcher: LauncherConf = field(default_factory=LauncherConf)
     backend: BackendConf = field(default_factory=BackendConf)
     recipe: Any = MISSING
+    compare: CompareConf = field(default_factory=CompareConf)
     report: ReportConf = field(default_factory=ReportConf)
     nprocs: int = -1
     global_batch_size: int = 64
@@ -96,4 +105,5 @@ def register() -> None:
     store.store(name="harness_schema", node=Conf, provider="harness")
     store.store(group="launcher", name="schema", node=LauncherConf, provider="harness")
     store.store(group="backend", name="schema", node=BackendConf, provider="harness")
+    store.store(group="compare", name="schema", node=CompareConf, provider="harness")
     store.store(group="report", name="schema", node=ReportConf, provider="harness")

@@ -26,6 +26,14 @@ class NotComparable(HarnessError):
     """Two runs differ in more than what is compared."""
 
 
+class Mismatch(HarnessError):
+    """The ranks do not train what one process trains; the message names rung, step, rank and tensor."""
+
+    def __init__(self, message: str, is_consequence: bool = False) -> None:
+        super().__init__(message)
+        self.is_consequence = is_consequence
+
+
 class RunTimeout(HarnessError):
     """Ranks were silent for longer than ``launcher.timeout_s``."""
 

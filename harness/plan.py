@@ -14,6 +14,7 @@ from harness.rundir import RunDir, write_json
 METHODS = ("spawn", "launch", "torchrun", "inline")
 BACKENDS = ("auto", "gloo", "nccl", "bkcl")
 PRECISIONS = ("float32", "float64", "bfloat16")
+TIERS = ("quick", "full", "audit", "off")
 START_METHODS = ("forkserver", "spawn", "fork")
 
 
@@ -65,6 +66,10 @@ class TrainPlan:
     resume: str | None = None
     deterministic: bool = True
     find_unused_parameters: bool = False
+    compare: str = "off"
+    on_mismatch: str = "stop"
+    fault: str | None = None
+    fault_size: float | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TrainPlan:
@@ -106,6 +111,8 @@ class TrainPlan:
             (self.eval_every < 0, f"eval_every={self.eval_every} must be 0 (only at the end) or more."),
             (self.log_every < 1, f"log_every={self.log_every} must be at least 1."),
             (self.warmup_steps < 0, f"warmup_steps={self.warmup_steps} must be 0 or more."),
+            (self.compare not in TIERS, f"compare={self.compare} is unknown; use {', '.join(TIERS)}."),
+            (self.on_mismatch not in ("stop", "warn"), f"compare.on_mismatch={self.on_mismatch} must be stop or warn."),
             (self.checkpoint_every < 0, f"checkpoint_every={self.checkpoint_every} must be 0 (none) or more."),
         ]
 

@@ -96,7 +96,7 @@ def failure_of(error: BaseException) -> Failure:
         type=type(error).__name__,
         message=_text_of(error),
         where=_users_frame(traceback.extract_tb(error.__traceback__)),
-        traceback="".join(traceback.format_exception(error)),
+        traceback="".join(traceback.format_exception(type(error), error, _from_users_code(error.__traceback__))),
         collective=any(map(_is_collective, _chain(error))),
         t=time.monotonic(),
     )
@@ -119,6 +119,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
 
 
+def _from_users_code(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames that led to the user's own; whole where there is none of these."""
+    own = trace
+    while own is not None and _is_library(own.tb_frame.f_code.co_filename):
+        own = own.tb_next
+    return own or trace
+
+
 def _users_frame(frames: traceback.StackSummary) -> str:
     """Return the innermost frame that is neither Python's, nor a library's, nor ours; failing that, the innermost."""
     users = [frame for frame in frames if not _is_library(frame.filename)]
@@ -136,6 +144,8 @@ def _is_library(path: str) -> bool:
 
 
 def _is_collective(error: BaseException) -> bool:
+    if (known := getattr(error, "is_consequence", None)) is not None:
+        return bool(known)
     if type(error).__name__.startswith("Dist") and type(error).__module__.startswith("torch"):
         return True
     if not isinstance(error, RuntimeError):

@@ -58,6 +58,15 @@ class RunDir:
         """The last checkpoint."""
         return self.path / "checkpoint.pt"
 
+    @property
+    def evidence(self) -> Path:
+        """What the verification saw (JSON)."""
+        return self.path / "evidence.json"
+
+    def capture(self, rank: int) -> Path:
+        """What ``rank`` captured of one step, on its way to rank 0."""
+        return self.path / f".capture-{rank}.pt"
+
     def records(self, rank: int) -> Path:
         """What ``rank`` recorded, an event a line (JSON lines)."""
         return self.path / f"rank-{rank}.jsonl"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,3 +51,13 @@ def set_random_states(states: Mapping[str, Any]) -> None:
     random.setstate(states["python"])
     numpy.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"].cpu())
+
+
+@contextmanager
+def undisturbed_random() -> Iterator[None]:
+    """Leave all generators as they were found."""
+    before = random_states()
+    try:
+        yield
+    finally:
+        set_random_states(before)

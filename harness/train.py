@@ -10,13 +10,16 @@ import torch
 import torch.distributed as dist
 
 from harness import checkpoint
+from harness.compare import correctness
 from harness.context import Rank
 from harness.distributed import init_parallel_env
 from harness.evaluate import evaluate, has_evaluation
 from harness.plan import TrainPlan
+from harness.errors import Mismatch
 from harness.recipe import Recipe, make_recipe
 from harness.record import Evaluation, Step, ratio
-from harness.trainer import DTYPES, Seat, StepResult, Trainer
+from harness.trainer import Seat, StepResult, Trainer
+from harness.verify import MakeTrainer, verify
 
 DIGEST_STEPS = 3
 """How many first steps leave digests, beside birth and the end."""
@@ -35,9 +38,16 @@ def train(rank: Rank) -> float:
     recipe = make_recipe(plan.recipe)
     dataset = prepare(recipe, seat)
     rank.record.mark("data ready")
-    trainer = Trainer(plan, recipe, dataset, seat)
+
+    def make_trainer(plan: TrainPlan) -> Trainer:
+        return Trainer(plan, make_recipe(plan.recipe), dataset, seat)
+
+    if plan.compare != "off":
+        check(rank, make_trainer, seat)
+        rank.record.mark("verified")
+    trainer = make_trainer(plan)
     rank.record.mark("DDP built")
-    rank.record.facts(**facts(rank, trainer))
+    rank.record.facts(**trainer.facts())
     loop = Loop(rank, trainer)
     loop.run(checkpoint.load(trainer, plan.resume) if plan.resume else 0)
     return loop.value()
@@ -66,23 +76,26 @@ def prepare(recipe: Recipe, seat: Seat) -> Any:
     return recipe.dataset()
 
 
-def facts(rank: Rank, trainer: Trainer) -> dict[str, Any]:
-    """Return what this rank sees of itself; all ranks must agree, but for their number and their device's."""
-    grouped = dist.is_initialized()
-    return {
-        "world_size": dist.get_world_size() if grouped else 1,
-        "group_rank": dist.get_rank() if grouped else 0,
-        "backend": dist.get_backend() if grouped else "",
-        "device": str(trainer.seat.device),
-        "dtype": str(DTYPES[trainer.plan.precision]),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "num_parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "num_trainable": len(trainer.parameters),
-        "num_samples": trainer.num_samples,
-        "num_steps": trainer.num_steps,
-    }
+def check(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> None:
+    """Verify that these ranks train what one process trains.
+
+    Raises:
+        Mismatch: They do not, and the plan is to stop then.
+    """
+    plan = rank.plan.train
+    assert plan is not None
+    evidence = verify(rank, make_trainer, seat)
+    said: list[Any] = ["", False]
+    if evidence is not None:
+        verdict = correctness.judge(evidence)
+        said = ["\n".join(verdict.sentences()), verdict.failed is not None]
+    if seat.world_size > 1:
+        dist.broadcast_object_list(said, 0)
+    sentences, is_red = said
+    if is_red and plan.on_mismatch == "stop":
+        raise Mismatch(sentences, is_consequence=seat.rank != 0)
+    if is_red and seat.rank == 0:
+        rank.record.log("WARNING", sentences)
 
 
 class Loop:

@@ -136,6 +136,24 @@ class Trainer:
         """Return the digests of parameters, buffers and optimizer state as they are now."""
         return kind_digests(self.model, self.optimizer)
 
+    def facts(self) -> dict[str, Any]:
+        """Return what this rank sees of itself; all ranks must agree, but for their number and their device's."""
+        grouped = dist.is_initialized()
+        return {
+            "world_size": dist.get_world_size() if grouped else 1,
+            "group_rank": dist.get_rank() if grouped else 0,
+            "backend": dist.get_backend() if grouped else "",
+            "device": str(self.seat.device),
+            "dtype": str(self.dtype),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "num_parameters": sum(p.numel() for p in self.model.parameters()),
+            "num_trainable": len(self.parameters),
+            "num_samples": self.num_samples,
+            "num_steps": self.num_steps,
+        }
+
     # --- which samples -----------------------------------------------------------------------------------------------
 
     def epoch_batches(self, epoch: int) -> list[Sequence[int]]:
@@ -209,19 +227,19 @@ class Trainer:
                 on_device = to_device(piece, self.seat.device, self.dtype)
                 loss, items = self.wrapped(on_device)
                 self._agree_on_kind(items is not None, has_samples=size > 0)
-                self.backward(loss, size, len(batch))
+                self.backward(loss, items, size, len(batch))
             losses.append(loss.detach().double() * (1 if items is not None else size))
             counts.append(size if items is None else items.detach())
         return sum(float(loss) for loss in losses), sum(float(count) for count in counts)
 
-    def backward(self, loss: Tensor, size: int, global_size: int) -> None:
+    def backward(self, loss: Tensor, items: Tensor | None, size: int, global_size: int) -> None:
         """Backpropagate a piece's loss, weighted so that the mean over ranks is the global batch's gradient.
 
         The mean loss of a piece of ``size`` samples counts ``size / global_size`` in the global mean, and DDP divides by the
         number of ranks. A sum over items is weighted later, when the number of all ranks' items is known. A loss that is not
         finite makes every gradient so: the reduction then tells all ranks.
         """
-        weight = 1.0 if self.counts_items else size * self.seat.world_size / global_size
+        weight = 1.0 if items is not None else size * self.seat.world_size / global_size
         exact = torch.full_like(loss, weight, requires_grad=False)
         (loss * torch.where(torch.isfinite(loss.detach()), exact, math.nan)).backward()
 

@@ -1,0 +1,194 @@
+"""What is captured of a run's steps while it takes them: without changing a bit of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.digest import Digests, digests, gradient_digest, optimizer_digests, state_digests, value_digest
+from harness.state import TrainingState, random_states
+from harness.trainer import Trainer
+
+Gradients = dict[str, Tensor | None]
+
+
+@dataclass
+class Captured:
+    """One step of one rank. Tensors and plain data only, so that it can cross to rank 0 as a file.
+
+    Attributes:
+        ids: Of the global batch, as this rank has it.
+        pieces: Of this rank's part, as it loaded them.
+        local: Gradients before the reduction, weighted.
+        reduced: Gradients after it, before clipping and before the division by the number of items.
+    """
+
+    ids: list[int]
+    pieces: list[list[int]]
+    random: Mapping[str, Any]
+    lr: list[float]
+    before: Digests
+    loaded: list[Any]
+    losses: list[float] = field(default_factory=list)
+    counts: list[float] = field(default_factory=list)
+    local: Gradients = field(default_factory=dict)
+    reduced: Gradients = field(default_factory=dict)
+    after: Digests = field(default_factory=dict)
+    buffers: Digests = field(default_factory=dict)
+    reported: list[float] = field(default_factory=list)
+    counts_items: bool = False
+
+    @property
+    def rng(self) -> str:
+        """Digest of torch's generator before the step."""
+        return value_digest(self.random["torch"])
+
+    @property
+    def batch(self) -> str:
+        """Digest of the loaded samples."""
+        return value_digest(self.loaded)
+
+    def reduced_digests(self) -> Digests:
+        """Return the digests of the reduced gradients."""
+        return {name: gradient_digest(gradient) for name, gradient in self.reduced.items()}
+
+
+class Capture:
+    """Takes steps of a trainer and keeps what they came through."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._steps = trainer.steps()
+        self._named = [(name, p) for name, p in trainer.model.named_parameters() if p.requires_grad]
+        self._local: Gradients = {}
+        self._losses: list[float] = []
+        self._counts: list[float] = []
+        self._reduced: Gradients = {}
+        self._hooks = [p.register_hook(self._keep_local(name)) for name, p in self._named]
+        self._watch_losses()
+        self._watch_reduction()
+
+    def take(self) -> tuple[Captured, TrainingState]:
+        """Take the next step; return what was captured of it, and the state before it."""
+        trainer = self._trainer
+        state = TrainingState.of(trainer.model, trainer.optimizer)
+        random = random_states()
+        batch, loaded = next(self._steps)
+        captured = Captured(
+            ids=list(batch),
+            pieces=[list(piece) for piece in trainer.pieces(batch)],
+            random=random,
+            lr=[float(group["lr"]) for group in trainer.optimizer.param_groups],
+            before=self._state(),
+            loaded=[piece for _, piece in loaded],
+        )
+        self._local, self._losses, self._counts, self._reduced = {}, [], [], {}
+        result = trainer.step(batch, loaded)
+        captured.losses, captured.counts = self._losses, self._counts
+        captured.local = {name: self._local.get(name) for name, _ in self._named}
+        captured.reduced = self._reduced
+        captured.after = state_digests(trainer.model, trainer.optimizer)
+        captured.buffers = digests(trainer.model.named_buffers())
+        captured.reported = [result.loss_sum, result.count]
+        captured.counts_items = bool(trainer.counts_items)
+        return captured, state
+
+    def close(self) -> None:
+        """Take the hooks off again."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _state(self) -> Digests:
+        trainer = self._trainer
+        return {
+            **digests(trainer.model.named_parameters()),
+            **optimizer_digests(trainer.optimizer.state_dict()["state"]),
+            **digests(trainer.model.named_buffers()),
+        }
+
+    def _keep_local(self, name: str) -> Any:
+        def keep(gradient: Tensor) -> None:
+            before = self._local.get(name)
+            # The same sum, in the same order, that torch makes in .grad over several backwards.
+            self._local[name] = gradient.detach().clone() if before is None else before + gradient.detach()
+
+        return keep
+
+    def _watch_losses(self) -> None:
+        backward = self._trainer.backward
+
+        def watched(loss: Tensor, items: Tensor | None, size: int, global_size: int) -> None:
+            if size:
+                self._losses.append(float(loss.detach()))
+                self._counts.append(float(size if items is None else items))
+            backward(loss, items, size, global_size)
+
+        self._trainer.backward = watched  # type: ignore[method-assign]
+
+    def _watch_reduction(self) -> None:
+        reduced = self._trainer.reduced
+
+        def watched(count: float) -> list[Tensor]:
+            self._reduced = {name: None if p.grad is None else p.grad.detach().clone() for name, p in self._named}
+            return reduced(count)
+
+        self._trainer.reduced = watched  # type: ignore[method-assign]
+
+
+def reduction_ratios(local: Sequence[Gradients], reduced: Gradients) -> dict[str, float]:
+    """Return, for each tensor, the worst error of a reduced gradient by its bound (rung R4).
+
+    The reduced gradient of N ranks is the mean of the local ones within ``gamma_k mean |g_r|`` elementwise, with
+    ``gamma_k = k u / (1 - k u)``, k = N - 1 additions where N is a power of two, and N + 1 otherwise, because 1/N is rounded
+    then and multiplied by (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), plus the smallest subnormal.
+    Where the run itself is in float64, the mean here has the same error once more, and the bound is twice that.
+    Two numbers are added and halved with one rounding, so at N = 2 the bits must agree: the ratio is 0 or infinite.
+    """
+    return {name: _worst(name, local, gradient) for name, gradient in reduced.items()}
+
+
+def _worst(name: str, local: Sequence[Gradients], reduced: Tensor | None) -> float:
+    parts = [gradients[name] for gradients in local]
+    present = [part for part in parts if part is not None]
+    if reduced is None or not present:
+        return 0.0 if reduced is None and not present else float("inf")
+    rows = _rows([*present, reduced])
+    wide = [_select(part, rows).double() for part in present]
+    mean = sum(wide) / len(local)
+    result = _select(reduced, rows)
+    if len(local) <= 2:
+        # No sample: 0 and -0 are the same gradient.
+        return 0.0 if bool((result == mean.to(result.dtype)).all()) else float("inf")
+    own_error = 2 if result.dtype == torch.float64 else 1
+    bound = own_error * _gamma(len(local), result.dtype) * sum(part.abs() for part in wide) / len(local)
+    smallest = torch.finfo(result.dtype).smallest_normal * torch.finfo(result.dtype).eps
+    ratio = (result.double() - mean).abs() / (bound + smallest)
+    return float(ratio.max()) if not bool(ratio.isnan().any()) else float("nan")
+
+
+def _gamma(ranks: int, dtype: torch.dtype) -> float:
+    k = ranks - 1 if ranks & (ranks - 1) == 0 else ranks + 1
+    u = torch.finfo(dtype).eps / 2
+    return k * u / (1 - k * u)
+
+
+def _rows(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return the rows that any sparse tensor holds; None where all are dense."""
+    indices = [t.coalesce().indices()[0] for t in tensors if t.is_sparse]
+    if not indices or any(not t.is_sparse for t in tensors):
+        return None
+    return torch.unique(torch.cat(indices))
+
+
+def _select(tensor: Tensor, rows: Tensor | None) -> Tensor:
+    """Return a dense tensor, of these rows only where they are given."""
+    if rows is None:
+        return tensor.to_dense() if tensor.is_sparse else tensor
+    tensor = tensor.coalesce()
+    chosen = tensor.values().new_zeros((len(rows), *tensor.shape[1:]))
+    chosen[torch.searchsorted(rows, tensor.indices()[0])] = tensor.values()
+    return chosen

@@ -1,0 +1,294 @@
+"""The reference: one process that replays the shards of N ranks.
+
+What it checks, it does by means of its own: the weights of unequal shards, the sum over pieces, the mean over ranks (in
+float64, from what the ranks themselves captured), clipping (torch's own), the declared learning rate (a scheduler of its own),
+the optimizer's step (a new optimizer with the recipe's own settings), evaluation, and the samples of a batch, loaded again from
+a data set of its own. It shares with the run: the recipe, torch's kernels, thread count and determinism flags, the seed's
+derivation, and :mod:`harness.digest`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+from torch.utils.data import default_collate
+
+from harness.digest import Digests, digests, optimizer_digests, state_digests, value_digest
+from harness.plan import TrainPlan
+from harness.recipe import Recipe, make_recipe, make_scheduler
+from harness.seeds import derive, seed_everything
+from harness.state import TrainingState, random_states, set_random_states
+
+Gradients = dict[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What one shard came to in the reference.
+
+    Attributes:
+        losses: Of each piece, before weighting.
+        counts: Samples or items of each piece.
+        gradients: Weighted as the run's are.
+        buffers: After the pieces.
+        batch: Digest of the samples that it loaded.
+        drew_random: True where forward or the data set drew random numbers.
+    """
+
+    losses: list[float]
+    counts: list[float]
+    gradients: Gradients
+    buffers: Digests
+    batch: str
+    drew_random: bool
+
+
+class Reference:
+    """A training of the same recipe in this process alone, put into the run's own state before each step it replays.
+
+    Args:
+        plan: Of the run.
+        world_size: Whose shards are replayed.
+        device: Of this process.
+        num_steps: Of the whole run, for the scheduler.
+    """
+
+    def __init__(self, plan: TrainPlan, world_size: int, device: torch.device, num_steps: int) -> None:
+        self._plan = plan
+        self._world_size = world_size
+        self._device = device
+        self.recipe: Recipe = make_recipe(plan.recipe)
+        self.dataset = self.recipe.dataset()
+        self.model = self._born()
+        self.birth = self._birth()
+        self._declared = self.recipe.optimizer(self.model)
+        self._scheduler = make_scheduler(self.recipe, self._declared, num_steps)
+
+    def _born(self) -> nn.Module:
+        seed_everything(derive(self._plan.seed, "model"))
+        wide = self._plan.precision == "float64"
+        return self.recipe.model().to(self._device, torch.float64 if wide else torch.float32)
+
+    def _birth(self) -> Digests:
+        optimizer = self.recipe.optimizer(self.model)
+        return {**state_digests(self.model, optimizer), **digests(self.model.named_buffers())}
+
+    @property
+    def batch_norms(self) -> list[nn.Module]:
+        """The model's BatchNorm layers."""
+        return [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
+
+    # --- one shard ---------------------------------------------------------------------------------------------------
+
+    def replay(
+        self,
+        state: TrainingState,
+        pieces: Sequence[Sequence[int]],
+        global_size: int,
+        random: Mapping[str, Any],
+        loaded: Sequence[Any] | None,
+    ) -> Replayed:
+        """Return losses and gradients of one shard.
+
+        Args:
+            state: Of the run, before the step; its buffers are rank 0's, from which each training forward starts.
+            pieces: Sample numbers, a list for each backward.
+            global_size: Samples in the global batch.
+            random: The rank's generators before it loaded its samples.
+            loaded: The batches as the rank loaded them, where they cannot be loaded again; None to load them.
+        """
+        state.restore(self.model)
+        self.model.train()
+        self.model.zero_grad(set_to_none=True)
+        set_random_states(random)
+        batches = [self._load(piece) for piece in pieces] if loaded is None else list(loaded)
+        before = value_digest(random_states())
+        losses, counts = [], []
+        for piece, batch in zip(pieces, batches, strict=True):
+            loss, items = self._loss(self.model, batch)
+            weight = 1.0 if items is not None else len(piece) * self._world_size / global_size
+            (loss * weight).backward()
+            losses.append(float(loss.detach()))
+            counts.append(float(items) if items is not None else float(len(piece)))
+        return Replayed(
+            losses,
+            counts,
+            {name: p.grad for name, p in self.model.named_parameters() if p.requires_grad},
+            digests(self.model.named_buffers()),
+            value_digest(batches),
+            before != value_digest(random_states()),
+        )
+
+    def _load(self, ids: Sequence[int]) -> Any:
+        collate = getattr(self.recipe, "collate", None) or default_collate
+        return collate([self.dataset[number] for number in ids])
+
+    def draws_random(self, number: int) -> bool:
+        """Return True where reading one sample twice gives two results, or moves a generator on."""
+        before = value_digest(random_states())
+        first, second = value_digest(self._load([number])), value_digest(self._load([number]))
+        return first != second or before != value_digest(random_states())
+
+    def _loss(self, model: nn.Module, batch: Any, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
+        wide = dtype == torch.float64 or (dtype is None and self._plan.precision == "float64")
+        narrow = self._plan.precision == "bfloat16" and dtype is None
+        batch = _moved(batch, self._device, wide)
+        with torch.autocast(self._device.type, torch.bfloat16) if narrow else nullcontext():
+            loss = self.recipe.loss(model, batch)
+        return loss if isinstance(loss, tuple) else (loss, None)
+
+    # --- the update --------------------------------------------------------------------------------------------------
+
+    def declared_lr(self) -> list[float]:
+        """Return the learning rate that the recipe declares for this step, of each parameter group."""
+        return [float(group["lr"]) for group in self._declared.param_groups]
+
+    def next_step(self) -> None:
+        """Let the recipe's own scheduler go on."""
+        self.model.zero_grad(set_to_none=True)
+        self._declared.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+
+    def update(self, state: TrainingState, reduced: Gradients, items: float | None) -> tuple[Digests, list[str]]:
+        """Return the state after an optimizer step from ``state`` with ``reduced``, and the names of what moved.
+
+        Args:
+            items: Number of items in the global batch, where losses are sums over them.
+        """
+        state.restore(self.model)
+        optimizer = self._optimizer(state)
+        parameters = dict(self.model.named_parameters())
+        for name, gradient in reduced.items():
+            parameters[name].grad = None if gradient is None else gradient.clone()
+        self._finish([p for p in parameters.values() if p.grad is not None], items)
+        optimizer.step()
+        moved = [name for name, p in parameters.items() if not torch.equal(p.detach(), state.model[name])]
+        after = {**digests(self.model.named_parameters()), **optimizer_digests(optimizer.state_dict()["state"])}
+        return after, moved
+
+    def _optimizer(self, state: TrainingState) -> Optimizer:
+        optimizer = self.recipe.optimizer(self.model)
+        whole = optimizer.state_dict()
+        for group, declared in zip(whole["param_groups"], self._declared.param_groups, strict=True):
+            group.update({key: value for key, value in declared.items() if key != "params"})
+        optimizer.load_state_dict({"state": copy.deepcopy(state.optimizer), "param_groups": whole["param_groups"]})
+        return optimizer
+
+    def _finish(self, parameters: list[nn.Parameter], items: float | None) -> None:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            if items is not None:
+                parameter.grad.mul_(self._world_size / items)
+        if self._plan.clip_norm is None:
+            return
+        dense = [p for p in parameters if p.grad is not None and not p.grad.is_sparse]
+        if len(dense) == len(parameters):
+            nn.utils.clip_grad_norm_(dense, self._plan.clip_norm)
+        else:
+            _clip_sparse(parameters, self._plan.clip_norm)
+
+    # --- mathematics -------------------------------------------------------------------------------------------------
+
+    def whole_batch(
+        self, state: TrainingState, shards: Sequence[Sequence[int]], dtype: torch.dtype | None
+    ) -> tuple[float, Gradients]:
+        """Return loss and gradient of the global batch in this one process, without dropout.
+
+        With BatchNorm whose statistics are each rank's own, the batch goes through shard by shard; otherwise at once.
+
+        Args:
+            shards: Sample numbers of each rank, in rank order.
+            dtype: float64, or None for the run's own precision.
+        """
+        model = copy.deepcopy(self.model).to(dtype) if dtype is not None else self.model
+        state.restore(model)
+        model.train()
+        model.zero_grad(set_to_none=True)
+        apart = bool(self.batch_norms) and not self._plan.sync_bn
+        parts = [list(part) for part in shards if part] if apart else [[number for part in shards for number in part]]
+        total, weight = torch.zeros((), dtype=torch.float64, device=self._device), 0.0
+        with without_dropout():
+            for part in parts:
+                loss, items = self._loss(model, self._load(part), dtype)
+                number = float(items) if items is not None else float(len(part))
+                total = total + (loss if items is not None else loss * number).double()
+                weight += number
+        mean = total / weight
+        mean.backward()
+        return float(mean.detach()), {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+
+    # --- evaluation --------------------------------------------------------------------------------------------------
+
+    def evaluate(self, state: TrainingState, parts: Sequence[Sequence[int]], size: int) -> dict[str, list[float]]:
+        """Return name -> [sum, count] over the samples of ``parts``, in batches of at most ``size``."""
+        dataset = self.recipe.eval_dataset()  # type: ignore[attr-defined]
+        collate = getattr(self.recipe, "collate", None) or default_collate
+        state.restore(self.model)
+        self.model.eval()
+        totals: dict[str, list[float]] = {}
+        with torch.no_grad():
+            for part in parts:
+                for start in range(0, len(part), size):
+                    samples = collate([dataset[number] for number in part[start : start + size]])
+                    batch = _moved(samples, self._device, self._plan.precision == "float64")
+                    for name, (value, count) in self.recipe.evaluate(self.model, batch).items():  # type: ignore[attr-defined]
+                        pair = totals.setdefault(name, [0.0, 0.0])
+                        pair[0] += float(value)
+                        pair[1] += float(count)
+        return totals
+
+
+def _moved(batch: Any, device: torch.device, wide: bool) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device, torch.float64 if wide and batch.is_floating_point() else batch.dtype)
+    if isinstance(batch, Mapping):
+        return {key: _moved(value, device, wide) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        moved = [_moved(value, device, wide) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    return batch
+
+
+def _clip_sparse(parameters: list[nn.Parameter], max_norm: float) -> None:
+    gradients = [p.grad.coalesce() if p.grad.is_sparse else p.grad for p in parameters if p.grad is not None]
+    values = [g.values() if g.is_sparse else g for g in gradients]
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value) for value in values]))
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.mul_(factor)
+
+
+@contextmanager
+def without_dropout() -> Iterator[None]:
+    """Let every dropout of torch's be the identity, attention's included, so that a batch and its shards can be compared."""
+    names = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+    before = {name: getattr(F, name) for name in (*names, "scaled_dot_product_attention")}
+    attend = F.scaled_dot_product_attention
+
+    def identity(input: Tensor, *_: Any, **__: Any) -> Tensor:
+        return input
+
+    def attend_to_all(*args: Any, **kwargs: Any) -> Tensor:
+        # dropout_p is the fifth of its positions.
+        if len(args) > 4:
+            return attend(*args[:4], 0.0, *args[5:], **kwargs)
+        return attend(*args, **{**kwargs, "dropout_p": 0.0})
+
+    try:
+        for name in names:
+            setattr(F, name, identity)
+        F.scaled_dot_product_attention = attend_to_all  # type: ignore[assignment]
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(F, name, function)

@@ -1,0 +1,408 @@
+"""The verification: the ranks take a few steps and capture them, rank 0 replays them alone and writes the evidence down.
+
+It runs in the ranks of the job, before the training, so that a rank started by hand is verified too and nobody waits for a
+parent. What it leaves is judged by :mod:`harness.compare`, here and whenever somebody asks again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.capture import Capture, Captured, Gradients, reduction_ratios
+from harness.compare.evidence import Evidence, Mathematics, Partition, StepEvidence
+from harness.context import Rank
+from harness.digest import Digests, digests, gradient_digest, state_digests
+from harness.evaluate import evaluate, has_evaluation
+from harness.loader import load
+from harness.plan import TrainPlan
+from harness.record import FORMAT, ratio
+from harness.replay import Reference, Replayed, without_dropout
+from harness.rundir import write_json
+from harness.shard import shard
+from harness.state import TrainingState, undisturbed_random
+from harness.trainer import Seat, Trainer
+
+MakeTrainer = Callable[[TrainPlan], Trainer]
+STEPS = {"quick": 3, "full": 5, "audit": 5}
+EPOCHS = 2
+"""How many epochs' sample numbers are looked at."""
+EVALUATED = 2
+"""How many global batches of the evaluation's samples are evaluated twice."""
+
+
+def verify(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> Evidence | None:
+    """Take the steps of the plan's tier with a trainer of their own; return the evidence on rank 0, None elsewhere."""
+    plan = rank.plan.train
+    assert plan is not None
+    return Verification(rank, plan, make_trainer, seat).run()
+
+
+class Verification:
+    """One verification, as each rank goes through it; all ranks call the same methods in the same order."""
+
+    def __init__(self, rank: Rank, plan: TrainPlan, make_trainer: MakeTrainer, seat: Seat) -> None:
+        self._rank = rank
+        self._plan = plan
+        self._make_trainer = make_trainer
+        self._seat = seat
+        self._states: list[TrainingState] = []
+        self._batches: list[Sequence[int]] = []
+
+    def run(self) -> Evidence | None:
+        """Capture, replay, and join what was found."""
+        trainer = self._make_trainer(self._plan)
+        birth = self._gather({**state_digests(trainer.model, trainer.optimizer), **digests(trainer.model.named_buffers())})
+        facts = self._gather({**trainer.facts(), "uncovered": uncovered(trainer)})
+        partition = self._partition(trainer)
+        reference = None
+        if self._seat.rank == 0:
+            with undisturbed_random():
+                reference = Reference(self._plan, self._seat.world_size, self._seat.device, trainer.num_steps)
+        steps = self._steps(trainer, reference)
+        evaluation = self._evaluation(trainer, reference)
+        why_not = self._why_no_mathematics(reference)
+        is_wide = self._plan.precision == "float64"
+        own = None if why_not or is_wide else self._mathematics(self._plan, reference, None)
+        wide = None
+        if not why_not and (is_wide or self._plan.compare != "quick"):
+            wide = self._mathematics(dataclasses.replace(self._plan, precision="float64"), reference, torch.float64)
+        twice = self._without_capture(steps) if self._plan.compare != "quick" else None
+        if reference is None:
+            return None
+        evidence = Evidence(
+            format=FORMAT,
+            tier=self._plan.compare,
+            nprocs=self._seat.world_size,
+            precision=self._plan.precision,
+            deterministic=self._plan.deterministic,
+            sync_bn=self._plan.sync_bn,
+            has_batch_norm=bool(reference.batch_norms),
+            uses_random=self._uses_random,
+            find_unused_parameters=self._plan.find_unused_parameters,
+            asked_world_size=self._rank.plan.nprocs,
+            facts=facts,
+            uncovered=sorted({name for each in facts for name in each["uncovered"]}),
+            partition=partition,
+            birth=birth,
+            reference_birth=reference.birth,
+            steps=steps,
+            float64=wide,
+            own_precision=own,
+            not_mathematics=why_not,
+            evaluation=evaluation[0] if evaluation else None,
+            reference_evaluation=evaluation[1] if evaluation else None,
+            observed_twice=twice,
+        )
+        write_json(self._rank.run.evidence, evidence)
+        return evidence
+
+    # --- the steps ---------------------------------------------------------------------------------------------------
+
+    def _steps(self, trainer: Trainer, reference: Reference | None) -> list[StepEvidence]:
+        capture = Capture(trainer)
+        self._uses_random = False
+        found = []
+        for number in range(min(STEPS[self._plan.compare], trainer.num_steps)):
+            captured, state = capture.take()
+            self._states.append(state)
+            self._batches.append(captured.ids)
+            ranks = self._exchange(captured)
+            if reference is not None:
+                with undisturbed_random():
+                    found.append(self._check(number, ranks, state, reference))
+                    reference.next_step()
+            self._meet()
+        capture.close()
+        return found
+
+    def _check(self, number: int, ranks: list[Captured], state: TrainingState, reference: Reference) -> StepEvidence:
+        replayed, why_not = self._replay(ranks, state, reference)
+        first = ranks[0]
+        items = sum(r.reported[1] for r in ranks) if first.counts_items else None
+        after, moved = reference.update(state, first.reduced, items)
+        sums = [_sums(r.losses, c.counts, c.counts_items) for r, c in zip(replayed, ranks, strict=True)] if replayed else None
+        return StepEvidence(
+            step=number,
+            lr=[r.lr for r in ranks],
+            declared_lr=reference.declared_lr(),
+            rng=[r.rng for r in ranks],
+            batches=[r.batch for r in ranks],
+            replayed_batches=[r.batch for r in replayed] if replayed and not self._random_data else None,
+            before=[r.before for r in ranks],
+            losses=[r.losses for r in ranks],
+            replayed_losses=[r.losses for r in replayed] if replayed else None,
+            local=[_gradient_digests(r.local) for r in ranks],
+            replayed_local=[_as_captured(r, c) for r, c in zip(replayed, ranks, strict=True)] if replayed else None,
+            local_excess=None,
+            not_replayed=why_not,
+            reduced=[r.reduced_digests() for r in ranks],
+            reduction_ratio=reduction_ratios([r.local for r in ranks], first.reduced),
+            after=[r.after for r in ranks],
+            replayed_after=after,
+            buffers=[r.buffers for r in ranks],
+            replayed_buffers=[r.buffers for r in replayed] if replayed else None,
+            movement=self._movement(first, state, moved),
+            loss={
+                "ranks": [r.reported for r in ranks],
+                "reference": sums or [_sums(r.losses, r.counts, r.counts_items) for r in ranks],
+                "reported": ratio(sum(r.reported[0] for r in ranks), sum(r.reported[1] for r in ranks)),
+            },
+        )
+
+    def _replay(
+        self, ranks: list[Captured], state: TrainingState, reference: Reference
+    ) -> tuple[list[Replayed] | None, str]:
+        self._random_data = reference.draws_random(0) and self._plan.num_workers > 0
+        if self._plan.sync_bn and reference.batch_norms and self._seat.world_size > 1:
+            return None, "synchronised BatchNorm makes a shard's gradient depend on the other shards"
+        replayed = [
+            reference.replay(state, r.pieces, len(r.ids), r.random, r.loaded if self._random_data else None) for r in ranks
+        ]
+        self._uses_random = self._uses_random or any(r.drew_random for r in replayed)
+        return replayed, ""
+
+    @staticmethod
+    def _movement(captured: Captured, state: TrainingState, moved: list[str]) -> dict[str, list[bool]]:
+        before = digests((name, state.model[name]) for name in captured.reduced)
+        has_lr = any(lr > 0 for lr in captured.lr)
+        return {
+            name: [
+                gradient is not None,
+                gradient_digest(gradient) not in ("none", "zero"),
+                has_lr,
+                before[name] != captured.after[name],
+                name in moved,
+            ]
+            for name, gradient in captured.reduced.items()
+        }
+
+    def _without_capture(self, steps: list[StepEvidence]) -> list[list[Digests]] | None:
+        """Take the same steps again with nobody watching; return both states after each, on rank 0."""
+        trainer = self._make_trainer(self._plan)
+        pairs = []
+        taken = trainer.steps()
+        for number in range(len(self._states)):
+            trainer.step(*next(taken))
+            if steps:
+                pairs.append([steps[number]["after"][0], state_digests(trainer.model, trainer.optimizer)])
+        return pairs if self._seat.rank == 0 else None
+
+    # --- which samples -----------------------------------------------------------------------------------------------
+
+    def _partition(self, trainer: Trainer) -> Partition:
+        """Look at the sample numbers of whole epochs, as the ranks would take them."""
+        epochs = range(min(EPOCHS, trainer.plan.epochs or EPOCHS))
+        mine = [[(list(batch), list(trainer.shard(batch))) for batch in trainer.epoch_batches(epoch)] for epoch in epochs]
+        everybody = self._gather(mine)
+        return partition_of(everybody, trainer.num_samples)
+
+    # --- evaluation --------------------------------------------------------------------------------------------------
+
+    def _evaluation(self, trainer: Trainer, reference: Reference | None) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        recipe, plan, ranks = trainer.recipe, self._plan, self._seat.world_size
+        if not has_evaluation(recipe):
+            return None
+        dataset = recipe.eval_dataset()  # type: ignore[attr-defined]
+        number = min(len(dataset), EVALUATED * plan.global_batch_size)
+        reported = evaluate(trainer, torch.utils.data.Subset(dataset, range(number)))
+        if reference is None:
+            return None
+        state = TrainingState.of(trainer.model, trainer.optimizer)
+        parts = [shard(range(number), rank, ranks) for rank in range(ranks)]
+        expected = reference.evaluate(state, parts, -(-plan.global_batch_size // ranks))
+        return {name: list(pair) for name, pair in reported.items()}, expected
+
+    # --- mathematics -------------------------------------------------------------------------------------------------
+
+    def _why_no_mathematics(self, reference: Reference | None) -> str:
+        reasons: list[Any] = [""]
+        if reference is not None and reference.draws_random(0):
+            reasons = ["the data set draws random numbers, so that a batch cannot be read twice"]
+        if self._seat.world_size > 1:
+            dist.broadcast_object_list(reasons, 0)
+        return str(reasons[0])
+
+    def _mathematics(
+        self, plan: TrainPlan, reference: Reference | None, dtype: torch.dtype | None
+    ) -> list[Mathematics] | None:
+        """Compare the ranks' gradient with the whole batch's, dropout being off, at the first two states."""
+        trainer = self._make_trainer(plan)
+        found = []
+        for number, (state, batch) in enumerate(zip(self._states[:2], self._batches[:2], strict=True)):
+            state.restore(trainer.model)
+            loss, gradients = self._gradient_of_ranks(trainer, batch)
+            if reference is not None:
+                found.append(self._compare(number, loss, gradients, state, batch, reference, dtype))
+            self._meet()
+        return found if self._seat.rank == 0 else None
+
+    def _gradient_of_ranks(self, trainer: Trainer, batch: Sequence[int]) -> tuple[float, Gradients]:
+        pieces = trainer.pieces(batch)
+        loaded = load(trainer.dataset, pieces, trainer.recipe, 0, 0)
+        trainer.model.train()
+        trainer.optimizer.zero_grad(set_to_none=True)
+        with without_dropout():
+            total, count = trainer.accumulate(batch, [(len(piece), next(loaded)) for piece in pieces])
+        trainer.reduced(count)
+        sums = self._gather([total, count])
+        gradients = {name: p.grad for name, p in trainer.model.named_parameters() if p.requires_grad}
+        return ratio(sum(s[0] for s in sums), sum(s[1] for s in sums)), gradients
+
+    def _compare(
+        self,
+        number: int,
+        loss: float,
+        gradients: Gradients,
+        state: TrainingState,
+        batch: Sequence[int],
+        reference: Reference,
+        dtype: torch.dtype | None,
+    ) -> Mathematics:
+        ranks = self._seat.world_size
+        shards = [shard(batch, rank, ranks) for rank in range(ranks)]
+        exact_loss, exact = reference.whole_batch(state, shards, torch.float64)
+        if dtype is not None:
+            ratios = {name: _by_floor(gradients[name], exact[name], exact, 1e-11) for name in exact}
+        else:
+            _, single = reference.whole_batch(state, shards, None)
+            ratios = _excess(gradients, single, exact)
+        u = torch.finfo(torch.bfloat16 if self._plan.precision == "bfloat16" and dtype is None else _dtype(gradients)).eps / 2
+        error = abs(loss - exact_loss) / max(abs(exact_loss), 1e-300) / u
+        return Mathematics(step=number, ratios=ratios, loss_error=error)
+
+    # --- between ranks -----------------------------------------------------------------------------------------------
+
+    def _gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, in rank order."""
+        values: list[Any] = [value] * self._seat.world_size
+        if self._seat.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def _exchange(self, captured: Captured) -> list[Captured]:
+        """Return all ranks' captures on rank 0; they come as files, so that no reduction is checked by a reduction."""
+        if self._seat.rank != 0:
+            torch.save(captured, self._rank.run.capture(self._seat.rank))
+        self._meet()
+        if self._seat.rank != 0:
+            return []
+        others = []
+        for rank in range(1, self._seat.world_size):
+            path = self._rank.run.capture(rank)
+            others.append(torch.load(path, map_location=self._seat.device, weights_only=False))
+            path.unlink()
+        return [captured, *others]
+
+    def _meet(self) -> None:
+        if self._seat.world_size > 1:
+            dist.barrier()
+
+
+def uncovered(trainer: Trainer) -> list[str]:
+    """Return the names of trainable parameters that the wrapper does not reduce."""
+    known = {id(p) for p in trainer.wrapped._known_parameters.values()}
+    return [name for name, p in trainer.model.named_parameters() if p.requires_grad and id(p) not in known]
+
+
+def partition_of(everybody: list[list[list[tuple[list[int], list[int]]]]], num_samples: int) -> Partition:
+    """Return what is wrong with the parts that the ranks take.
+
+    Args:
+        everybody: For each rank, epoch and step: the global batch as that rank has it, and its part of it.
+    """
+    missing = repeated = overlaps = 0
+    first: dict[str, Any] | None = None
+    for epoch, steps in enumerate(zip(*everybody, strict=True)):
+        taken: list[int] = []
+        for step, parts in enumerate(zip(*steps, strict=True)):
+            joined = [number for _, part in parts for number in part]
+            taken += joined
+            if joined != parts[0][0]:
+                overlaps += 1
+                first = first or _first_wrong(epoch, step, parts)
+        counts = torch.bincount(torch.tensor(taken, dtype=torch.long), minlength=num_samples)
+        missing += int((counts == 0).sum())
+        repeated += int((counts > 1).sum())
+        if first is None and bool((counts != 1).any()):
+            first = {"epoch": epoch, "id": int((counts != 1).nonzero()[0, 0])}
+    batches = [[[batch for batch, _ in steps] for steps in epochs] for epochs in everybody]
+    orders = [[number for batch in steps for number in batch] for steps in batches[0]]
+    return Partition(
+        num_samples=num_samples,
+        epochs=len(orders),
+        missing=missing,
+        repeated=repeated,
+        overlaps=overlaps,
+        same_order=num_samples > 1 and len({tuple(order) for order in orders}) < len(orders),
+        orders_differ=any(other != batches[0] for other in batches[1:]),
+        first=first,
+    )
+
+
+def _first_wrong(epoch: int, step: int, parts: Sequence[tuple[list[int], list[int]]]) -> dict[str, Any]:
+    expected = parts[0][0]
+    position = 0
+    for rank, (_, part) in enumerate(parts):
+        for number in part:
+            if position >= len(expected) or number != expected[position]:
+                return {"epoch": epoch, "step": step, "rank": rank, "id": number}
+            position += 1
+    return {"epoch": epoch, "step": step, "rank": len(parts) - 1, "id": expected[position] if position < len(expected) else -1}
+
+
+def _gradient_digests(gradients: Gradients) -> Digests:
+    return {name: gradient_digest(gradient) for name, gradient in gradients.items()}
+
+
+def _as_captured(replayed: Replayed, captured: Captured) -> Digests:
+    """Return the digests of replayed gradients; a rank without a sample takes part with zeros where there is no gradient."""
+    found = _gradient_digests(replayed.gradients)
+    return found if captured.pieces else {name: "zero" if digest == "none" else digest for name, digest in found.items()}
+
+
+def _sums(losses: Sequence[float], counts: Sequence[float], counts_items: bool) -> list[float]:
+    """Return sum and number of the losses of pieces."""
+    if counts_items:
+        return [math.fsum(losses), math.fsum(counts)]
+    return [math.fsum(loss * count for loss, count in zip(losses, counts, strict=True)), math.fsum(counts)]
+
+
+def _norm(tensor: Tensor | None) -> float:
+    if tensor is None:
+        return 0.0
+    values = tensor.coalesce().values() if tensor.is_sparse else tensor
+    return float(torch.linalg.vector_norm(values.double()))
+
+
+def _difference(a: Tensor | None, b: Tensor | None) -> float:
+    if a is None or b is None:
+        return _norm(a) + _norm(b)
+    a, b = (t.to_dense() if t.is_sparse else t for t in (a, b))
+    return _norm(a.double() - b.double())
+
+
+def _by_floor(mine: Tensor | None, exact: Tensor | None, all_exact: Gradients, tolerance: float) -> float:
+    whole = math.sqrt(sum(_norm(gradient) ** 2 for gradient in all_exact.values()))
+    return _difference(mine, exact) / max(tolerance * max(_norm(exact), 1e-6 * whole), 1e-300)
+
+
+def _excess(mine: Gradients, single: Gradients, exact: Gradients) -> dict[str, float]:
+    """Return the excess ratio X of each tensor: the ranks' error by an honest single process's, with a floor of round-off."""
+    whole = math.sqrt(sum(_norm(gradient) ** 2 for gradient in exact.values()))
+    u = torch.finfo(_dtype(single)).eps / 2
+    found = {}
+    for name, gradient in exact.items():
+        floor = u * max(_norm(gradient), 1e-6 * whole)
+        found[name] = _difference(mine[name], gradient) / max(_difference(single[name], gradient), floor, 1e-300)
+    return found
+
+
+def _dtype(gradients: Gradients) -> torch.dtype:
+    return next((g.dtype for g in gradients.values() if g is not None), torch.float32)
