@@ -1,12 +1,22 @@
-"""The typed schema of ``conf/`` and of the plugin, in Hydra's ConfigStore. Each field's comment is its help."""
+"""The typed schema of ``conf/`` and of the plugin, in Hydra's ConfigStore; each setting carries the line that ``--help`` shows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+
+def setting(default: Any, text: str) -> Any:
+    """Return a field with its default and its help."""
+    if isinstance(default, type):
+        return dataclasses.field(default_factory=default, metadata={"help": text})
+    return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclass
@@ -15,80 +25,157 @@ class PluginConf:
 
     _target_: str = "hydra_plugins.harness_launcher.HarnessLauncher"
     _recursive_: bool = False  # a recipe's _target_ is for the ranks to make
-    nprocs: int = -1  # ranks; -1: every visible accelerator, else every usable core
-    method: str = "spawn"  # spawn, launch, torchrun, inline
-    start_method: str = "forkserver"  # of spawn: forkserver, spawn, fork
-    backend: str = "auto"  # auto, gloo, nccl, bkcl
-    devices: Any = None  # absolute ids with commas between, for nccl and bkcl
-    threads: Any = "auto"  # of the math libraries per rank; auto: the cores shared out, or OMP_NUM_THREADS
-    timeout_s: float | None = None  # silence after which ranks count as hung; null waits for ever
-    grace_s: float = 1.0  # from SIGTERM to SIGKILL
-    train: Any = None  # settings of the harness's own training loop; null for anybody else's task
-    choices: Any = None  # name of a column -> chosen option, for the tables
-    report: Any = None  # what shows the results
+    nprocs: int = setting(-1, "ranks; -1: every visible accelerator, else every usable core")
+    method: str = setting("spawn", "spawn, launch, torchrun, inline")
+    start_method: str = setting("forkserver", "of spawn: forkserver, spawn, fork")
+    backend: str = setting("auto", "auto, gloo, nccl, bkcl")
+    devices: Any = setting(None, "absolute device ids with commas between, for nccl and bkcl")
+    threads: Any = setting("auto", "of the math libraries per rank; auto: OMP_NUM_THREADS, else the cores shared out")
+    timeout_s: float | None = setting(None, "silence after which ranks count as hung; null: wait for ever")
+    grace_s: float = setting(1.0, "from SIGTERM to SIGKILL")
+    train: Any = setting(None, "settings of harness's own training loop; null for anybody else's task")
+    choices: Any = setting(None, "name of a column -> chosen option, for the tables")
+    report: Any = setting(None, "what shows the results; null: failures, and a short table")
 
 
 @dataclass
 class LauncherConf:
-    """Group ``launcher``: how ranks start."""
+    """How ranks start."""
 
     name: str = MISSING
-    start_method: str = "forkserver"
-    timeout_s: float | None = 600.0
-    grace_s: float = 1.0
+    start_method: str = setting("forkserver", "of spawn: forkserver (a warm server), spawn, fork")
+    timeout_s: float | None = setting(600.0, "seconds of silence after which ranks count as hung; null: wait for ever")
+    grace_s: float = setting(1.0, "seconds from SIGTERM to SIGKILL")
 
 
 @dataclass
 class BackendConf:
-    """Group ``backend``: device and process group."""
+    """Device and process group."""
 
     name: str = MISSING
-    devices: Any = None
+    devices: Any = setting(None, "absolute ids with commas between, as in CUDA_VISIBLE_DEVICES; null: the first visible ones")
 
 
 @dataclass
 class CompareConf:
-    """Group ``compare``: how the ranks' training is verified."""
+    """How the ranks' training is verified, before it starts."""
 
     tier: str = MISSING
-    on_mismatch: str = "stop"  # stop or warn
+    on_mismatch: str = setting("stop", "stop: a red check ends the job; warn: it goes on")
+
+
+@dataclass
+class FaultConf:
+    """A fault to inject into the ranks, to see that the checks catch it."""
+
+    name: str | None = None
+    size: float | None = setting(None, "how large; null: the smallest that must be caught")
 
 
 @dataclass
 class ReportConf:
-    """Group ``report``: what shows the results."""
+    """What shows the results."""
 
-    reporters: Any = field(default_factory=dict)  # name -> class (_target_) and its arguments; null leaves one out
+    reporters: Any = setting(dict, "name -> class (_target_) and its arguments; null leaves one out")
 
 
 @dataclass
 class Conf:
     """The whole configuration of ``run.py``."""
 
-    launcher: LauncherConf = field(default_factory=LauncherConf)
-    backend: BackendConf = field(default_factory=BackendConf)
+    launcher: LauncherConf = setting(LauncherConf, "")
+    backend: BackendConf = setting(BackendConf, "")
     recipe: Any = MISSING
-    compare: CompareConf = field(default_factory=CompareConf)
-    report: ReportConf = field(default_factory=ReportConf)
-    nprocs: int = -1
-    global_batch_size: int = 64
-    steps: int | None = 100
-    epochs: int | None = None
-    seed: int = 0
-    precision: str = "float32"
-    threads: Any = "auto"
-    num_workers: int = 0
-    grad_accumulation: int = 1
-    clip_norm: float | None = None
-    sync_bn: bool = False
-    on_nonfinite: str = "stop"
-    eval_every: int = 0
-    log_every: int = 10
-    warmup_steps: int = 3
-    checkpoint_every: int = 0
-    resume: str | None = None
-    deterministic: bool = True
-    find_unused_parameters: bool = False
+    compare: CompareConf = setting(CompareConf, "")
+    fault: FaultConf = setting(FaultConf, "")
+    report: ReportConf = setting(ReportConf, "")
+    nprocs: int = setting(-1, "ranks; -1: every visible accelerator, else every core this process may use")
+    threads: Any = setting("auto", "of the math libraries per rank; auto: OMP_NUM_THREADS, else the cores shared out")
+    global_batch_size: int = setting(64, "samples per step, over all ranks")
+    steps: int | None = setting(100, "optimizer steps; null: count epochs")
+    epochs: int | None = setting(None, "passes over the data, in place of steps")
+    seed: int = setting(0, "of parameters, order, dropout, augmentation")
+    precision: str = setting("float32", "float32, float64, bfloat16 (autocast)")
+    num_workers: int = setting(0, "processes per rank that load data")
+    grad_accumulation: int = setting(1, "pieces that a rank's part of a batch is cut into")
+    clip_norm: float | None = setting(None, "largest norm of the whole gradient; null: no clipping")
+    sync_bn: bool = setting(False, "BatchNorm over the global batch, on CPU and GPU")
+    find_unused_parameters: bool = setting(False, "for models that do not use every parameter in every step")
+    on_nonfinite: str = setting("stop", "a loss that is not finite: stop, or skip the step, on all ranks together")
+    deterministic: bool = setting(True, "only kernels that repeat bit for bit, where torch has them")
+    eval_every: int = setting(0, "steps between evaluations; 0: only at the end")
+    log_every: int = setting(10, "steps between progress lines, where there is no terminal")
+    warmup_steps: int = setting(3, "first steps that are timed and not counted")
+    checkpoint_every: int = setting(0, "steps between checkpoints; 0: none")
+    resume: str | None = setting(None, "checkpoint, or folder of a job, to go on from")
+
+
+GROUPS = {
+    "How ranks start": ["launcher", "backend", "nprocs", "threads"],
+    "Training": [
+        *("recipe", "global_batch_size", "steps", "epochs", "seed", "precision", "num_workers", "grad_accumulation"),
+        *("clip_norm", "sync_bn", "find_unused_parameters", "on_nonfinite", "deterministic"),
+    ],
+    "Evaluation, checkpoints": ["eval_every", "checkpoint_every", "resume"],
+    "Proof": ["compare", "fault"],
+    "Output": ["report", "log_every", "warmup_steps"],
+}
+"""Heading -> settings, in the order of ``--help``."""
+
+
+def help_text(*, _root_: DictConfig) -> str:
+    """Return the body of ``--help``: each setting with its value as composed and what it does."""
+    lines = []
+    for heading, names in GROUPS.items():
+        lines += ["", heading]
+        for name in names:
+            lines += _help_of(name, _root_)
+    return "\n".join(lines)
+
+
+def _help_of(name: str, root: DictConfig) -> list[str]:
+    fields = {field.name: field for field in dataclasses.fields(Conf)}
+    value = OmegaConf.select(root, name)
+    if not OmegaConf.is_config(value):
+        return [_line(f"{name}={_shown(value)}", fields[name].metadata["help"])]
+    chosen = OmegaConf.select(root, f"hydra.runtime.choices.{name}")
+    inner = _SCHEMAS.get(name)
+    title = (inner.__doc__ or "").splitlines()[0] if inner else f"{value.get('_target_', '')}: what is trained"
+    texts = {f.name: f.metadata.get("help") for f in dataclasses.fields(inner)} if inner else _comments(root, name, chosen)
+    lines = [_line(f"{name}={chosen}", title)]
+    for key in value:
+        if key not in ("name", "tier", "_target_") and not OmegaConf.is_config(value[key]):
+            lines.append(_line(f"  {name}.{key}={_shown(value[key])}", texts.get(key) or ""))
+    return lines
+
+
+def _comments(root: DictConfig, group: str, option: str) -> dict[str, str]:
+    """Return key -> comment of a group's option, from the first folder of the search path that has its file."""
+    for source in OmegaConf.select(root, "hydra.runtime.config_sources") or []:
+        path = Path(str(source.path)) / group / f"{option}.yaml"
+        if source.schema == "file" and path.exists():
+            found = re.findall(r"^\s*(\w+):[^#\n]*#\s*(.+)$", path.read_text(), re.MULTILINE)
+            return dict(found)
+    return {}
+
+
+def _line(left: str, right: str) -> str:
+    return f"  {left:<36} {right}".rstrip()
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_SCHEMAS: dict[str, Any] = {
+    "launcher": LauncherConf,
+    "backend": BackendConf,
+    "compare": CompareConf,
+    "fault": FaultConf,
+    "report": ReportConf,
+}
 
 
 def register() -> None:
@@ -103,7 +190,4 @@ def register() -> None:
     }
     store.store(group="hydra/launcher", name="harness", node=node, package="_global_", provider="harness")
     store.store(name="harness_schema", node=Conf, provider="harness")
-    store.store(group="launcher", name="schema", node=LauncherConf, provider="harness")
-    store.store(group="backend", name="schema", node=BackendConf, provider="harness")
-    store.store(group="compare", name="schema", node=CompareConf, provider="harness")
-    store.store(group="report", name="schema", node=ReportConf, provider="harness")
+    OmegaConf.register_new_resolver("harness_help", help_text, replace=True)
