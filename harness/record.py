@@ -24,6 +24,7 @@ class Step:
         seconds: From taking the batch to the end of the optimizer's step; the records themselves are outside.
         t: CLOCK_MONOTONIC at its end, in seconds.
         skipped: True where the step was left out on all ranks, because a loss was not finite.
+        delay_s: Part of ``seconds`` in which the rank was ready and the kernel gave the core to others; None if not counted.
     """
 
     step: int
@@ -33,6 +34,7 @@ class Step:
     seconds: float
     t: float
     skipped: bool = False
+    delay_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class RankResult:
 
     Attributes:
         marks: Name of a phase -> CLOCK_MONOTONIC at its end, in seconds.
+        meters: :class:`harness.meter.Reading` as plain data, at the end of the warm-up and after the last step.
         facts: What this rank saw: world size, backend, device, threads, versions, ...
         status: ``ok``, ``raised``, ``exit`` (``sys.exit``), or ``unfinished``, where the record has no end.
         code: The exit code that the task asked for.
@@ -86,6 +89,7 @@ class RankResult:
     steps: tuple[Step, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     digests: tuple[Mapping[str, Any], ...] = ()
+    meters: tuple[Mapping[str, Any], ...] = ()
     status: str = "unfinished"
     code: int = 0
     failure: Failure | None = None
@@ -98,7 +102,7 @@ class RankResult:
         fields: dict[str, Any] = {"rank": rank}
         marks: dict[str, float] = {}
         facts: dict[str, Any] = {}
-        lists: dict[str, list[Any]] = {"step": [], "evaluation": [], "digest": []}
+        lists: dict[str, list[Any]] = {"step": [], "evaluation": [], "digest": [], "meter": []}
         for event in events:
             body = {key: value for key, value in event.items() if key != "event"}
             match event["event"]:
@@ -114,8 +118,8 @@ class RankResult:
                 case "evaluation":
                     metrics = {name: (float(pair[0]), float(pair[1])) for name, pair in body["metrics"].items()}
                     lists["evaluation"].append(Evaluation(body["step"], metrics))
-                case "digest":
-                    lists["digest"].append(body)
+                case "digest" | "meter" as kind:
+                    lists[kind].append(body)
                 case "end":
                     failure = Failure(**body["failure"]) if body["failure"] else None
                     fields.update(status=body["status"], code=body["code"], failure=failure, t_end=body["t"])
@@ -127,6 +131,7 @@ class RankResult:
             steps=tuple(lists["step"]),
             evaluations=tuple(lists["evaluation"]),
             digests=tuple(lists["digest"]),
+            meters=tuple(lists["meter"]),
         )
 
 
@@ -211,5 +216,6 @@ def _rank_from_json(data: Mapping[str, Any]) -> RankResult:
         for e in data["evaluations"]
     )
     fields["digests"] = tuple(data["digests"])
+    fields["meters"] = tuple(data["meters"])
     fields["failure"] = Failure(**data["failure"]) if data["failure"] else None
     return RankResult(**fields)

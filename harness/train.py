@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from typing import Any
@@ -13,9 +14,10 @@ from harness import checkpoint
 from harness.compare import correctness
 from harness.context import Rank
 from harness.distributed import init_parallel_env
-from harness.evaluate import evaluate, has_evaluation
-from harness.plan import TrainPlan
 from harness.errors import Mismatch
+from harness.evaluate import evaluate, has_evaluation
+from harness.meter import Meter
+from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe
 from harness.record import Evaluation, Step, ratio
 from harness.trainer import Seat, StepResult, Trainer
@@ -37,7 +39,7 @@ def train(rank: Rank) -> float:
     seat = join(rank, plan)
     recipe = make_recipe(plan.recipe)
     dataset = prepare(recipe, seat)
-    rank.record.mark("data ready")
+    rank.record.mark("data and model")
 
     def make_trainer(plan: TrainPlan) -> Trainer:
         return Trainer(plan, make_recipe(plan.recipe), dataset, seat)
@@ -48,14 +50,18 @@ def train(rank: Rank) -> float:
     trainer = make_trainer(plan)
     rank.record.mark("DDP built")
     rank.record.facts(**trainer.facts())
-    loop = Loop(rank, trainer)
-    loop.run(checkpoint.load(trainer, plan.resume) if plan.resume else 0)
-    return loop.value()
+    with Meter() as meter:
+        loop = Loop(rank, trainer, meter)
+        loop.run(checkpoint.load(trainer, plan.resume) if plan.resume else 0)
+        return loop.value()
 
 
 def join(rank: Rank, plan: TrainPlan) -> Seat:
     """Join the process group and set up torch as the plan says."""
     rank.record.mark("torch imported")
+    import torch._dynamo
+
+    rank.record.mark("lazy imports done")
     torch.set_num_threads(rank.plan.threads)
     torch.use_deterministic_algorithms(plan.deterministic, warn_only=True)
     environment = init_parallel_env(rank.plan.backend)
@@ -101,8 +107,9 @@ def check(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> None:
 class Loop:
     """Takes the steps, and writes down what they came to."""
 
-    def __init__(self, rank: Rank, trainer: Trainer) -> None:
+    def __init__(self, rank: Rank, trainer: Trainer, meter: Meter) -> None:
         self._rank = rank
+        self._meter = meter
         self._trainer = trainer
         self._plan = trainer.plan
         self._last = StepResult(math.nan, 0)
@@ -118,6 +125,7 @@ class Loop:
             self._step(number, steps)
             after = number + 1
             last = after == self._trainer.num_steps
+            self._mark(after - done, last)
             if after <= done + DIGEST_STEPS or last:
                 self._digest(after)
             if last or (self._plan.eval_every and after % self._plan.eval_every == 0):
@@ -136,12 +144,22 @@ class Loop:
 
     def _step(self, number: int, steps: Any) -> None:
         lr = self._trainer.lr
+        waited = self._meter.run_delay_s()
         begin = time.monotonic()
         batch, loaded = next(steps)
-        self._last = self._trainer.step(batch, loaded)
+        last = self._trainer.step(batch, loaded)
         end = time.monotonic()
-        last = self._last
-        self._rank.record.step(Step(number, last.loss_sum, last.count, lr, end - begin, end, last.skipped))
+        delay = None if waited is None else (self._meter.run_delay_s() or 0.0) - waited
+        self._last = last
+        self._rank.record.step(Step(number, last.loss_sum, last.count, lr, end - begin, end, last.skipped, delay))
+
+    def _mark(self, taken: int, last: bool) -> None:
+        """Mark the ends of the first step, the warm-up and the last step, with what the kernel has counted by then."""
+        names = [(1, "first step"), (max(1, self._plan.warmup_steps), "warm")]
+        for name in [name for number, name in names if number == taken] + ["last step"] * last:
+            self._rank.record.mark(name)
+            if name != "first step":
+                self._rank.record.event("meter", name=name, **dataclasses.asdict(self._meter.read()))
 
     def _digest(self, done: int) -> None:
         self._rank.record.event("digest", done=done, **self._trainer.digests())

@@ -1,0 +1,77 @@
+"""What else the machine did while a rank worked: what the kernel counts of this process and of its surroundings."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Counters since the process, or the machine, started. What the system does not count is None.
+
+    Attributes:
+        t: CLOCK_MONOTONIC, in seconds.
+        run_delay_s: How long this rank's main thread was ready and did not get a core.
+        pressure_s: How long some task of the machine waited for a core (``/proc/pressure/cpu``).
+        throttled: How often the control group held its processes back.
+        major_faults: Page faults that read a disk.
+        involuntary_switches: How often the kernel took the core away.
+    """
+
+    t: float
+    run_delay_s: float | None
+    pressure_s: float | None
+    throttled: int
+    major_faults: int
+    involuntary_switches: int
+
+
+class Meter:
+    """Reads the counters; keeps the one that is read at every step open."""
+
+    def __enter__(self) -> Meter:
+        try:
+            self._schedstat = os.open("/proc/self/schedstat", os.O_RDONLY)
+        except OSError:
+            self._schedstat = -1
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._schedstat >= 0:
+            os.close(self._schedstat)
+
+    def run_delay_s(self) -> float | None:
+        """Return the second field of ``/proc/self/schedstat``, in seconds."""
+        if self._schedstat < 0:
+            return None
+        return int(os.pread(self._schedstat, 128, 0).split()[1]) / 1e9
+
+    def read(self) -> Reading:
+        """Return all counters."""
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return Reading(
+            time.monotonic(), self.run_delay_s(), _pressure_s(), _throttled(), usage.ru_majflt, usage.ru_nivcsw
+        )
+
+
+def _pressure_s(path: Path = Path("/proc/pressure/cpu")) -> float | None:
+    try:
+        some = path.read_text().splitlines()[0]
+    except OSError:
+        return None
+    return int(some.rpartition("total=")[2]) / 1e6
+
+
+def _throttled(root: Path = Path("/sys/fs/cgroup")) -> int:
+    for path in (root / "cpu.stat", root / "cpu" / "cpu.stat"):
+        try:
+            counts = dict(line.split() for line in path.read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        return int(counts.get("nr_throttled", 0))
+    return 0
