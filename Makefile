@@ -35,5 +35,8 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+bench: setup
+	$(BIN)/python -m benchmarks.bench $(ROWS)
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info

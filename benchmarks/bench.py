@@ -1,0 +1,219 @@
+"""The targets, each measured side by side in one run: ``make bench``, or ``python benchmarks/bench.py [ROW ...] [--pairs N]``.
+
+A row is a candidate and a baseline, launched in ABBA order after a discarded pilot of each. It prints their median times, the
+ratio candidate / baseline with its 95 % interval, and whether the target lies above that interval, in it or below it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import stats
+from harness.environ import usable_cores
+from harness.rundir import RunDir
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = sys.executable
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One target.
+
+    Attributes:
+        target: The largest ratio of candidate to baseline, in seconds by seconds.
+        what: The row's text.
+    """
+
+    name: str
+    what: str
+    target: float
+    candidate: Callable[[], float]
+    baseline: Callable[[], float]
+
+
+def run(command: list[str], **environment: str) -> tuple[float, str]:
+    """Run a command to its end; return CLOCK_MONOTONIC at its start, and what it printed."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.monotonic()
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed ({done.returncode}):\n{done.stdout}\n{done.stderr}")
+        return begin, done.stdout
+
+
+def seconds(command: list[str], **environment: str) -> float:
+    """Return how long a command takes, to its end."""
+    begin, _ = run(command, **environment)
+    return time.monotonic() - begin
+
+
+def harness_job(*overrides: str) -> tuple[float, list[RunDir]]:
+    """Run ``run.py``; return when the command was given, and the folders of its jobs."""
+    folder = tempfile.mkdtemp(prefix="bench-")
+    begin, _ = run([PYTHON, str(ROOT / "run.py"), f"hydra.sweep.dir={folder}", "report=none", "backend=gloo", *overrides])
+    return begin, [RunDir(path) for path in sorted(Path(folder).iterdir()) if path.is_dir()]
+
+
+def first_step_of_harness(*overrides: str) -> float:
+    """Return the seconds from the command to the end of the first training step on all ranks."""
+    begin, runs = harness_job(*overrides)
+    result = json.loads(runs[0].result.read_text())
+    return max(rank["steps"][0]["t"] for rank in result["ranks"]) - begin
+
+
+def marks_of_torchrun(nprocs: int, steps: int, **environment: str) -> tuple[float, dict[str, float]]:
+    """Run the hand-written script under torchrun; return when the command was given, and rank 0's marks."""
+    command = [*TORCHRUN, f"--nproc-per-node={nprocs}", str(ROOT / "benchmarks" / "mnist_ddp.py"), str(steps)]
+    begin, printed = run(command, **environment)
+    found = re.search(r"MARKS (\{.*\})", printed)
+    assert found is not None, printed
+    return begin, json.loads(found.group(1))
+
+
+def first_step_of_torchrun(nprocs: int) -> float:
+    """Return the seconds from the command to the end of the first step."""
+    begin, marks = marks_of_torchrun(nprocs, 1)
+    return marks["first_step"] - begin
+
+
+def step_of_harness(nprocs: int, steps: int = 200) -> float:
+    """Return the median step in seconds, the slowest rank's, with one thread per rank."""
+    _, runs = harness_job(f"nprocs={nprocs}", f"steps={steps}", "compare=off", "threads=1")
+    ranks = json.loads(runs[0].result.read_text())["ranks"]
+    return stats.median([max(s["seconds"] for s in parts) for parts in zip(*(r["steps"][3:] for r in ranks), strict=True)])
+
+
+def step_of_torchrun(nprocs: int, steps: int = 200, **environment: str) -> float:
+    """Return the median step in seconds of rank 0."""
+    return marks_of_torchrun(nprocs, steps, **environment)[1]["step_s"]
+
+
+def warm_start(nprocs: int) -> float:
+    """Return the seconds that ``harness.spawn`` takes from call to end, the server being warm."""
+    import harness
+    from benchmarks.one_step import one_step_of_harness
+
+    begin = time.monotonic()
+    harness.spawn(one_step_of_harness, nprocs=nprocs, backend="gloo")
+    return time.monotonic() - begin
+
+
+def torchrun_start(nprocs: int) -> float:
+    """Return the seconds that torchrun takes with the same work."""
+    return seconds([*TORCHRUN, f"--nproc-per-node={nprocs}", str(ROOT / "benchmarks" / "one_step.py")], OMP_NUM_THREADS="1")
+
+
+def verification() -> float:
+    """Return the seconds that ``compare=quick`` took within a default job of 100 steps."""
+    _, runs = harness_job("nprocs=2", "steps=100", "compare=quick")
+    ranks = json.loads(runs[0].result.read_text())["ranks"]
+    return max(rank["marks"]["verified"] - rank["marks"]["data and model"] for rank in ranks)
+
+
+def job_without_verification() -> float:
+    """Return the seconds from the command to the last of 100 steps, nothing being compared."""
+    begin, runs = harness_job("nprocs=2", "steps=100", "compare=off")
+    return max(rank["marks"]["last step"] for rank in json.loads(runs[0].result.read_text())["ranks"]) - begin
+
+
+def sweep_of_harness() -> float:
+    """Return the seconds of one sweep of 12 jobs of 4 ranks, one step each."""
+    begin, _ = harness_job("nprocs=4", "steps=1", "compare=off", "seed=" + ",".join(map(str, range(12))))
+    return time.monotonic() - begin
+
+
+def sweep_of_torchrun() -> float:
+    """Return the seconds of 12 torchrun calls of 4 ranks, by measuring 3 of them."""
+    return 4 * sum(seconds([*TORCHRUN, "--nproc-per-node=4", str(ROOT / "benchmarks" / "mnist_ddp.py"), "1"]) for _ in range(3))
+
+
+def one_second() -> float:
+    """Return 1: the baseline of an absolute target."""
+    return 1.0
+
+
+ROWS = [
+    Row("warm", "warm start of 4 ranks, DDP and one step, call to end, vs torchrun", 1 / 40, lambda: warm_start(4), lambda: torchrun_start(4)),
+    Row("many", "64 ranks on these cores, call to end, vs 5 s", 5.0, lambda: warm_start(64), one_second),
+    Row(
+        "command",
+        "python run.py backend=gloo nprocs=4, command to first step, vs a plain script under torchrun",
+        0.45,
+        lambda: first_step_of_harness("nprocs=4", "steps=1", "compare=off"),
+        lambda: first_step_of_torchrun(4),
+    ),
+    Row(
+        "verified",
+        "the same with compare=quick, which verifies before the first step",
+        0.45,
+        lambda: first_step_of_harness("nprocs=4", "steps=1"),
+        lambda: first_step_of_torchrun(4),
+    ),
+    Row(
+        "launch",
+        "launcher=launch, 4 fresh interpreters, command to first step, vs torchrun",
+        0.75,
+        lambda: first_step_of_harness("launcher=launch", "nprocs=4", "steps=1", "compare=off"),
+        lambda: first_step_of_torchrun(4),
+    ),
+    Row("sweep", "a sweep of 12 jobs of 4 ranks vs 12 torchrun calls", 1 / 8, sweep_of_harness, sweep_of_torchrun),
+    Row(
+        "step",
+        "steady step, 2 ranks, vs a hand-written DDP loop",
+        1.01,
+        lambda: step_of_harness(2),
+        lambda: step_of_torchrun(2, OMP_NUM_THREADS="1"),
+    ),
+    Row("proof", "compare=quick vs start-up and 100 steps of MNIST", 0.5, verification, job_without_verification),
+    Row("help", "python run.py --help vs 1 s", 1.0, lambda: seconds([PYTHON, str(ROOT / "run.py"), "--help"]), one_second),
+]
+
+
+def measure(row: Row, pairs: int) -> str:
+    """Return the row's line of the table."""
+    row.candidate(), row.baseline()
+    logs, mine, theirs = [], [], []
+    for pair in range(pairs):
+        order = ("ab", "ba")[pair % 2]
+        times = {arm: (row.candidate if arm == "a" else row.baseline)() for arm in order}
+        mine.append(times["a"])
+        theirs.append(times["b"])
+        logs.append(stats.log_ratios([times["b"]], [times["a"]])[0])
+    found = stats.paired_ratio(logs)
+    low, high = (found.interval.low, found.interval.high) if found.interval else (float("nan"), float("nan"))
+    verdict = "met" if high <= row.target else "missed" if low > row.target else "within the noise"
+    cells = [f"{stats.median(mine):.3g} s", f"{stats.median(theirs):.3g} s", f"{found.ratio:.3f} ({low:.3f} to {high:.3f})"]
+    return f"| {row.what} | {' | '.join(cells)} | {row.target:.3f} | {verdict} |"
+
+
+def main() -> None:
+    """Print the table, a row as soon as it is measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", nargs="*", choices=[[], *(row.name for row in ROWS)], default=[])
+    parser.add_argument("--pairs", type=int, default=3)
+    arguments = parser.parse_args()
+    print(f"{usable_cores()} cores, load before {os.getloadavg()[0]:.1f}, {arguments.pairs} pairs in ABBA order\n")
+    print("| what | harness | baseline | ratio (95 % interval) | target | verdict |")
+    print("|---|---:|---:|---:|---:|---|", flush=True)
+    for row in ROWS:
+        if not arguments.rows or row.name in arguments.rows:
+            print(measure(row, arguments.pairs), flush=True)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    main()
