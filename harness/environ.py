@@ -20,6 +20,9 @@ RUN_DIR = "HARNESS_RUN_DIR"
 PARENT = "HARNESS_PARENT"
 """Process id of a rank's parent, with which it dies."""
 
+UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Keeps torch's elastic engine from serving a store; of no meaning to its ranks."""
+
 _STALE = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING"
     r"|HARNESS_.*|(PMI|OMPI_COMM|PMIX)_.*"
@@ -68,6 +71,16 @@ class RankEnvironment:
         per_node = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
         local_world_size = int(per_node.group()) if per_node else world_size
         return cls(int(env["SLURM_PROCID"]), int(env.get("SLURM_LOCALID", "0")), world_size, local_world_size)
+
+    @property
+    def slot(self) -> int:
+        """The number of this rank's files: its rank, or on one of several machines, which share no folder, its number there."""
+        return self.rank if self.is_on_one_machine else self.local_rank
+
+    @property
+    def is_on_one_machine(self) -> bool:
+        """True where every rank is on this machine."""
+        return self.local_world_size >= self.world_size
 
     def variables(self) -> dict[str, str]:
         """Return the variables that torch and its users read."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import io
+import multiprocessing
 import os
 import signal
 import sys
@@ -18,7 +19,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from harness.context import Rank, enter
-from harness.environ import PARENT, RUN_DIR, RankEnvironment, common_environment
+from harness.environ import PARENT, RUN_DIR, RankEnvironment, common_environment, usable_cores
+from harness.importing import when_imported
 from harness.lifetime import children_die_with_this_process, die_with_parent
 from harness.plan import RunPlan
 from harness.recorder import Recorder, failure_of
@@ -51,21 +53,35 @@ def run_rank(path: str, forked: bool) -> int:
         die_with_parent(int(os.environ[PARENT]))
     children_die_with_this_process()
     if forked:
-        atexit._clear()
+        _forget_exit_functions()
     run = RunDir(path)
     who = RankEnvironment.read() or RankEnvironment()
-    _redirect_output(run, who.rank)
-    with run.rank_stacks(who.rank).open("w") as stacks, Recorder(run.records(who.rank)) as record:
+    _redirect_output(run, who.slot)
+    with run.rank_stacks(who.slot).open("w") as stacks, Recorder(run.records(who.slot)) as record:
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         record.start(os.getpid(), entered)
         plan = RunPlan.read(run)
 
         def prepare_and_work() -> Any:
+            _use_scratch(run)
             _prepare(run, plan, forked)
             return work(run, plan, who, record)
 
         return conclude(prepare_and_work, run, who, record)
+
+
+def _forget_exit_functions() -> None:
+    """Drop what the process that this one was forked from wants done at its own end."""
+    atexit._clear()
+    if "multiprocessing.util" in sys.modules:
+        atexit.register(sys.modules["multiprocessing.util"]._exit_function)
+
+
+def _use_scratch(run: RunDir) -> None:
+    """Have ``multiprocessing`` keep its sockets where the supervisor removes them."""
+    if run.scratch.exists():
+        multiprocessing.current_process()._config.setdefault("tempdir", run.scratch.read_text())  # type: ignore[attr-defined]
 
 
 def _default_signals() -> None:
@@ -77,7 +93,8 @@ def _default_signals() -> None:
 
 def work(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> Any:
     """Agree on a rendezvous, then do the task and return its value."""
-    offer_store(run, who)
+    if who.is_on_one_machine:
+        offer_store(run, who, plan.master_port)
     enter(Rank(run, plan, who, record))
     return run_task(run, plan, who, record)
 
@@ -98,10 +115,10 @@ def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record:
         if not run.call.exists():
             # The caller of spawn() gets the traceback with the exception.
             print(failure.traceback, file=sys.stderr, flush=True)
-        record.error(run.error(who.rank), error)
+        record.error(run.error(who.slot), error)
         record.end("raised", 1, failure=failure)
         return 1
-    record.value(run.value(who.rank), value)
+    record.value(run.value(who.slot), value)
     record.end("ok", 0, value=value)
     return 0
 
@@ -123,19 +140,21 @@ def _prepare(run: RunDir, plan: RunPlan, forked: bool) -> None:
     os.chdir(plan.cwd or ".")
     sys.argv[:] = plan.argv
     sys.path[:] = list(dict.fromkeys([*plan.sys_path, *(entry for entry in sys.path if not plan.sys_path)]))
-    if forked:
-        set_threads(plan.threads)
+    set_threads(plan.threads)
+    if forked and "numpy" in sys.modules:
         # Every rank would share the server's stream.
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()
+        sys.modules["numpy"].random.seed()
 
 
-def set_threads(threads: int) -> None:
-    """Set the thread counts of math libraries that are imported already; others read them from the environment."""
+def set_threads(threads: int) -> Callable[[], None]:
+    """Set the thread counts of math libraries, now or once they are imported; return what takes the latter back.
+
+    From the environment torch takes one thread per physical core at most, so two ways to start would differ.
+    """
     if "threadpoolctl" in sys.modules:
-        sys.modules["threadpoolctl"].threadpool_limits(threads, user_api="blas")
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
+        # OpenBLAS makes no more when it reads the environment.
+        sys.modules["threadpoolctl"].threadpool_limits(min(threads, usable_cores()), user_api="blas")
+    return when_imported("torch", lambda: sys.modules["torch"].set_num_threads(threads))
 
 
 def _redirect_output(run: RunDir, rank: int) -> None:

@@ -79,6 +79,11 @@ class RunDir:
         """Stacks that ``rank`` writes when asked to."""
         return self.path / f".stacks-{rank}.txt"
 
+    @property
+    def scratch(self) -> Path:
+        """Names the run's private folder for sockets and the like (text); there only while the run lasts."""
+        return self.path / ".scratch"
+
     def ending(self, rank: int) -> Path:
         """How the process of ``rank`` ended, where torch's elastic engine is its parent (JSON)."""
         return self.path / f".ending-{rank}.json"
@@ -94,7 +99,7 @@ class RunDir:
     def clear(self) -> None:
         """Remove what an earlier run has left in the same folder, but for what the new one may go on from."""
         names = ("rank-*.jsonl", "rank-*.log", "value-*.pkl", "error-*.pkl", ".stacks-*.txt", ".ending-*.json")
-        whole = (self.result, self.stacks, self.store, self.engine_log)
+        whole = (self.result, self.stacks, self.store, self.scratch, self.engine_log)
         for path in [*whole, *(path for name in names for path in self.path.glob(name))]:
             path.unlink(missing_ok=True)
 

@@ -7,29 +7,34 @@ rank, rank 0 included, then connects as a client. A task that never communicates
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import socket
-import sys
 import time
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 from harness.environ import RankEnvironment
+from harness.errors import ConfigError
+from harness.importing import when_imported
 from harness.rundir import RunDir, has_end, write_json
 
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _HOST = "127.0.0.1"
 _kept: list[Any] = []
+_offers: list[Callable[[], None]] = []
 
 
-def offer_store(run: RunDir, who: RankEnvironment) -> None:
-    """Set MASTER_ADDR and MASTER_PORT to a store that rank 0 of this run owns."""
-    port = _own_store(run) if who.rank == 0 else _await_port(run)
+def offer_store(run: RunDir, who: RankEnvironment, wanted: int | None = None) -> None:
+    """Set MASTER_ADDR and MASTER_PORT to a store that rank 0 of this run owns.
+
+    Args:
+        wanted: Its port; None for one that the system chooses.
+
+    Raises:
+        ConfigError: The port is taken.
+    """
+    port = _own_store(run, wanted) if who.rank == 0 else _await_port(run)
     # With an agent's store, torch makes every rank a client.
     os.environ.update(MASTER_ADDR=_HOST, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
 
@@ -42,30 +47,42 @@ def keep_store(run: RunDir, world_size: int) -> None:
 
 def withdraw_store() -> None:
     """Stop serving, in a process that goes on."""
+    for withdraw in _offers:
+        withdraw()
+    _offers.clear()
     _kept.clear()
-    for finder in [finder for finder in sys.meta_path if isinstance(finder, _ServeWhenImported)]:
-        sys.meta_path.remove(finder)
-        finder.listener.close()
 
 
-def _own_store(run: RunDir) -> int:
+def _own_store(run: RunDir, wanted: int | None) -> int:
     listener = socket.socket()
-    listener.bind((_HOST, 0))
+    # A port that an earlier run has left is free at once.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((_HOST, wanted or 0))
+    except OSError as error:
+        raise ConfigError(
+            f"--master={_HOST}:{wanted} cannot be used: {error.strerror}. Leave it out: then a free port is found."
+        ) from None
     listener.listen(1024)
     port = int(listener.getsockname()[1])
-    write_json(run.store, {"port": port})
-    if _RENDEZVOUS in sys.modules:
-        _serve(listener)
-    else:
-        sys.meta_path.insert(0, _ServeWhenImported(listener))
+    write_json(run.store, {"port": port, "attempt": _attempt()})
+    _offers.extend([when_imported(_RENDEZVOUS, lambda: _serve(listener)), listener.close])
     return port
 
 
 def _await_port(run: RunDir) -> int:
     """Return rank 0's port; the supervisor ends this rank if rank 0 never comes to offer one."""
-    while not run.store.exists():
+    while True:
+        if run.store.exists():
+            said = json.loads(run.store.read_text())
+            if said["attempt"] == _attempt():
+                return int(said["port"])
         time.sleep(0.002)
-    return int(json.loads(run.store.read_text())["port"])
+
+
+def _attempt() -> str:
+    """Return how often torch's engine has started these ranks again: an earlier attempt's store is gone."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def _serve(listener: socket.socket) -> None:
@@ -74,28 +91,3 @@ def _serve(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     # wait_for_workers=False: the store serves groups of any size, also none.
     _kept.append(TCPStore(_HOST, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()))
-
-
-class _ServeWhenImported(MetaPathFinder):
-    """Starts the store right after torch's rendezvous module has been imported."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self.listener = listener
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != _RENDEZVOUS:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_serve(module: ModuleType) -> None:
-            execute(module)
-            _serve(self.listener)
-
-        spec.loader.exec_module = execute_and_serve  # type: ignore[method-assign]
-        return spec

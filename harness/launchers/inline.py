@@ -74,10 +74,11 @@ def _as_rank(environment: Mapping[str, str], threads: int) -> Iterator[None]:
     os.environ.update(rank_environment(environment, 0, 1))
     torch = sys.modules.get("torch")
     threads_before = torch.get_num_threads() if torch is not None else 0
-    set_threads(threads)
+    withdraw = set_threads(threads)
     try:
         yield
     finally:
+        withdraw()
         if torch is not None:
             set_threads(threads_before)
         os.environ.clear()

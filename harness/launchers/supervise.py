@@ -7,6 +7,7 @@ import json
 import os
 import selectors
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ class Supervisor:
         self._finished: set[int] = set()
         self._heard = [time.monotonic()] * plan.nprocs
         self._stopped: set[int] = set()
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._absent: list[int] = []
         self.notes: list[str] = []
 
@@ -79,20 +81,34 @@ class Supervisor:
         with SignalTrap() as trap:
             try:
                 if not self._processes:
+                    self._make_scratch()
                     self._processes = start()
                     self._marks["started"] = time.monotonic()
                 if not self._until_end(trap, timeout):
                     return None
             except BaseException:
                 self._stop()
+                self._remove_scratch()
                 raise
             self._read()
+        self._remove_scratch()
         self._marks["returned"] = time.monotonic()
         return self._judge()
 
     def stop(self) -> None:
         """End all ranks."""
         self._stop()
+        self._remove_scratch()
+
+    def _make_scratch(self) -> None:
+        """Give the ranks a private folder for their sockets, which a killed rank cannot remove itself."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="harness-", ignore_cleanup_errors=True)
+        self._run.scratch.write_text(self._scratch.name)
+
+    def _remove_scratch(self) -> None:
+        self._run.scratch.unlink(missing_ok=True)
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     def _until_end(self, trap: SignalTrap, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -106,7 +122,7 @@ class Supervisor:
             now = time.monotonic()
             if deadline is not None and now > deadline:
                 return False
-            fallen = first_to_fall(self._ends()) if self._endings or self._finished else None
+            fallen = first_to_fall(self._ends()) if self._decides and (self._endings or self._finished) else None
             if fallen is not None:
                 settle = settle or now + (SETTLE_S if fallen.is_consequence else 0.0)
                 if now >= settle or not fallen.is_consequence:
@@ -152,7 +168,7 @@ class Supervisor:
                 self._codes[process.pid] = code
                 if process.rank is not None:
                     self._endings[process.rank] = Ending(code, time.monotonic())
-        if self._has_engine:
+        if self._has_engine and (self._decides or self._all_ended()):
             self._read_witnesses()
 
     def _read_witnesses(self) -> None:
@@ -169,10 +185,16 @@ class Supervisor:
     def _has_engine(self) -> bool:
         return any(process.rank is None for process in self._processes)
 
+    @property
+    def _decides(self) -> bool:
+        """True where the first failure ends the run; False where torch's engine may start the ranks again."""
+        return self._plan.max_restarts == 0
+
     def _take(self, rank: int, line: str) -> None:
         event = json.loads(line)
         if event["event"] == "start":
             self._pids[rank] = event["pid"]
+            self._finished.discard(rank)
         if event["event"] == "end":
             self._finished.add(rank)
         if self._observer is not None:
@@ -298,6 +320,10 @@ class Supervisor:
         absent = absent_ranks(self._stacks_of_all(), result.ranks)
         rank = absent[0] if absent else min(result.ranks, key=lambda r: len(r.steps)).rank
         total = self._plan.train.steps if self._plan.train else None
+        if result.ranks[rank].pid is None:
+            limit = f"{self._plan.timeout_s:g} s (launcher.timeout_s)"
+            message = f"rank {rank} of {self._plan.nprocs} did not start within {limit}. Log: {self._log(rank)}"
+            return _failed(result, message, rank)
         steps = result.ranks[rank].steps
         after = f" after step {steps[-1].step + 1}" + (f" of {total}" if total else "") if steps else ""
         others = f" {listed(absent)} did not arrive where the others waited." if 0 < len(absent) < len(result.ranks) else ""
@@ -305,9 +331,13 @@ class Supervisor:
             f"rank {rank} of {self._plan.nprocs} was silent for {self._plan.timeout_s:g} s (launcher.timeout_s){after};"
             f" all ranks were stopped.{others} Stacks of all ranks: {_shown(self._run.stacks)}"
         )
-        return dataclasses.replace(
-            result, status="failed", message=message, failed_rank=rank, exit_code=1, signal=None, consequences=()
-        )
+        return _failed(result, message, rank)
+
+
+def _failed(result: RunResult, message: str, rank: int) -> RunResult:
+    return dataclasses.replace(
+        result, status="failed", message=message, failed_rank=rank, exit_code=1, signal=None, consequences=()
+    )
 
 
 def _signal_one(pid: int, number: int) -> None:

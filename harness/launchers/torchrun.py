@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness.environ import UNSHARED
 from harness.launchers.base import OwnProcess, Process, module_command
 from harness.plan import RunPlan
 from harness.rundir import RunDir
@@ -26,6 +27,9 @@ class TorchrunLauncher:
         options += self.rendezvous or _file_rendezvous(folder)
         rank = module_command("harness.launchers.witness", str(run.path))
         command = module_command("harness.launchers.engine", *options, "--no-python", *rank)
+        if not self.rendezvous:
+            # Its ranks have our store; one of its own would listen on every interface.
+            environment = {**environment, UNSHARED: "1"}
         return [OwnProcess(command, environment, plan.cwd, run.engine_log)]
 
     def _new_folder(self) -> Path:

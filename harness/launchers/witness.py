@@ -12,7 +12,7 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-from harness.environ import PARENT, RankEnvironment
+from harness.environ import PARENT, UNSHARED, RankEnvironment
 from harness.launchers.base import kill_group
 from harness.lifetime import die_with_parent
 from harness.rundir import RunDir, write_json
@@ -24,6 +24,7 @@ def main(path: str) -> NoReturn:
     """Start the rank in a session of its own, pass signals on to it, and write down its exit code and its time."""
     die_with_parent(int(os.environ[PARENT]))
     os.environ[PARENT] = str(os.getpid())
+    os.environ.pop(UNSHARED, None)
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     pid = os.fork()
     if pid == 0:
@@ -37,7 +38,7 @@ def main(path: str) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     code = _await_end(pid)
     who = RankEnvironment.read() or RankEnvironment()
-    write_json(RunDir(path).ending(who.rank), {"code": code, "t": time.monotonic()})
+    write_json(RunDir(path).ending(who.slot), {"code": code, "t": time.monotonic()})
     os._exit(code if code >= 0 else 128 - code)
 
 

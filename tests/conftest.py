@@ -1,0 +1,72 @@
+"""Fixtures of all tests; each test fails if it leaves a process, an environment variable, a process group or a file behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.launchers import pool
+from harness.launchers.spawn import SpawnLauncher
+from tests.processes import descendants, wait_until
+
+
+def warm_server_pid() -> int | None:
+    """Return the process id of this session's own warm server."""
+    spawn = pool._launchers.get("spawn")
+    server = spawn._server if isinstance(spawn, SpawnLauncher) else None
+    return server._child.pid if server is not None else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give this session and what it starts a temporary folder of their own, in which leaks show."""
+    before, folder = os.environ.get("TMPDIR"), tmp_path_factory.mktemp("tmp")
+    os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
+    yield folder
+    pool.close_all()
+    tempfile.tempdir = None
+    if before is None:
+        del os.environ["TMPDIR"]
+    else:
+        os.environ["TMPDIR"] = before
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(_private_temporary_folder: Path) -> Iterator[None]:
+    environment, processes, files = dict(os.environ), set(descendants(os.getpid())), _files(_private_temporary_folder)
+    yield
+    torchrun = pool._launchers.get("torchrun")
+    if torchrun is not None:
+        torchrun.close()
+
+    def left() -> list[str]:
+        new = {pid: line for pid, line in descendants(os.getpid()).items() if pid not in processes and pid != warm_server_pid()}
+        return [f"process {pid}: {line}" for pid, line in new.items()] + sorted(_files(_private_temporary_folder) - files)
+
+    wait_until(lambda: not left(), 3.0)
+    assert left() == [], "left behind by this test"
+    changed = {name for name in environment.keys() | os.environ.keys() if environment.get(name) != os.environ.get(name)}
+    assert changed <= {"PYTEST_CURRENT_TEST"}, "environment variables changed by this test"
+    distributed = sys.modules.get("torch.distributed")
+    assert distributed is None or not distributed.is_initialized(), "process group left by this test"
+
+
+def _files(folder: Path) -> set[str]:
+    shared = Path("/dev/shm")
+    here = {str(path) for path in Path.cwd().iterdir() if path.name in ("outputs", "multirun")}
+    found = here | {str(path) for place in (folder, shared) if place.exists() for path in place.iterdir()}
+    # torch's own cache, made once by an import.
+    return {path for path in found if not Path(path).name.startswith("torchinductor_")}
+
+
+@pytest.fixture
+def odd_path(tmp_path: Path) -> Path:
+    """Return a folder whose name holds what shells, Hydra and file patterns take apart."""
+    path = tmp_path / "it's a \"folder\", a=b [c] {d} $e"
+    path.mkdir()
+    return path

@@ -1,0 +1,210 @@
+"""What every launcher promises: the same ends, the same messages, the same environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.launchers import pool
+from harness.launchers.spawn import SpawnLauncher
+from harness.rundir import RunDir
+from harness.sweep import run_job
+from tests.launchers.starting import ECHO, STARTS, Echo, echo_plan
+from tests.processes import alive, wait_until
+
+pytestmark = pytest.mark.ranks
+
+ANY = [*STARTS, "inline"]
+
+
+def line_of(text: str) -> int:
+    """Return the number of the line of echo.py that is ``text``."""
+    return next(n for n, line in enumerate(ECHO.read_text().splitlines(), 1) if line.strip() == text)
+
+
+@pytest.mark.parametrize("how", ANY)
+def test_finishes(how: str, echo: Echo) -> None:
+    echoed = echo(how, {"*": "lines"})
+    assert (echoed.result.status, echoed.result.message) == ("ok", "")
+    assert [rank.status for rank in echoed.result.ranks] == ["ok"] * len(echoed.result.ranks)
+    assert not [path.name for path in echoed.run.path.iterdir() if path.name.startswith(".") or path.name == "launcher.log"]
+
+
+@pytest.mark.parametrize("how", ANY)
+def test_exception_names_rank_type_message_and_users_line(how: str, echo: Echo) -> None:
+    last = 0 if how == "inline" else 1
+    result = echo(how, {str(last): "raise", "0": "for ever"} | ({"0": "raise"} if how == "inline" else {})).result
+    assert result.status == "failed" and result.failed_rank == last
+    line = line_of('raise ValueError("bad batch")')
+    ranks = 1 if how == "inline" else 2
+    assert re.search(rf"^rank {last} of {ranks} failed: ValueError: bad batch \(.*echo\.py:{line}\)\.", result.message)
+    assert result.message.endswith(f"rank-{last}.log")
+    if how != "inline":
+        assert "Rank 0 was stopped." in result.message
+        assert result.ranks[0].status == "unfinished"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "expected"),
+    [
+        ("unpicklable", "Unpicklable: cannot be pickled"),
+        ("unprintable", "Unprintable: (its text cannot be had: RuntimeError)"),
+        ("base", "Stop: stop it"),
+        ("interrupt", "KeyboardInterrupt"),
+    ],
+)
+@pytest.mark.parametrize("how", ["spawn", "launch", "inline"])
+def test_any_exception_is_a_failure(how: str, behaviour: str, expected: str, echo: Echo) -> None:
+    result = echo(how, {"*": behaviour}, nprocs=1).result
+    assert result.status == "failed" and expected in result.message
+    assert result.exit_code == 1 and result.signal is None
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "number", "words"),
+    [
+        ("sys.exit(3)", 3, None, "called sys.exit(3)"),
+        ("os._exit(7)", 7, None, "ended with exit code 7"),
+        ("kill -9", None, 9, "was killed by signal 9 (SIGKILL)"),
+        ("segfault", None, 11, "was killed by signal 11 (SIGSEGV)"),
+    ],
+)
+def test_exit_codes_and_signals(how: str, behaviour: str, code: int, number: int, words: str, echo: Echo) -> None:
+    if how == "torchrun" and behaviour == "segfault":
+        pytest.skip("the same path as kill -9, and slow to start")
+    result = echo(how, {"1": behaviour, "0": "for ever"}).result
+    assert result.message.startswith(f"rank 1 of 2 {words}")
+    assert (result.failed_rank, result.exit_code, result.signal) == (1, code, number)
+
+
+@pytest.mark.parametrize("behaviour", ["sys.exit(256)", "sys.exit(text)"])
+def test_no_exit_code_passes_for_success(behaviour: str, echo: Echo) -> None:
+    result = echo("spawn", {"*": behaviour}, nprocs=1).result
+    assert (result.status, result.exit_code) == ("failed", 1)
+
+
+def test_early_exit_with_status_0_is_a_failure(how: str, echo: Echo) -> None:
+    result = echo(how, {"0": "for ever", "1": "exit 0 when 0 waits"}).result
+    assert result.status == "failed" and result.failed_rank == 1
+    assert result.message.startswith("rank 1 of 2 exited with status 0, before its task was done and while others waited")
+
+
+@pytest.mark.parametrize("how", ["spawn", "torchrun"])
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [("left in barrier", "exited with status 0"), ("returns before barrier", "finished while others waited for it")],
+)
+def test_rank_that_leaves_others_in_a_barrier_is_named(how: str, behaviour: str, words: str, echo: Echo) -> None:
+    result = echo(how, {"*": behaviour}).result
+    assert result.status == "failed" and result.failed_rank == 1
+    assert result.message.startswith(f"rank 1 of 2 {words}")
+    assert "Rank 0 failed as a consequence." in result.message
+
+
+def test_consequence_heard_first_is_marked_as_one(how: str, echo: Echo) -> None:
+    result = echo(how, {"0": "consequence", "1": "raise after 0"}).result
+    assert result.failed_rank == 1 and result.consequences == (0,)
+    assert result.message.startswith("rank 1 of 2 failed: ValueError: bad batch")
+    assert "Rank 0 failed as a consequence." in result.message
+
+
+def test_hang_is_found_with_stacks_of_all(how: str, echo: Echo) -> None:
+    timeout_s = 8 if how == "torchrun" else 2.5
+    echoed = echo(how, {"0": "for ever"}, timeout_s=timeout_s)
+    assert echoed.result.failed_rank == 0
+    assert f"rank 0 of 2 was silent for {timeout_s} s (launcher.timeout_s); all ranks were stopped." in echoed.result.message
+    assert str(echoed.run.stacks) in echoed.result.message
+    assert "in for_ever" in echoed.run.stacks.read_text()
+
+
+def test_rank_that_does_not_start_in_time_is_named(echo: Echo) -> None:
+    result = echo("torchrun", {"*": "nothing"}, timeout_s=0.1).result
+    assert result.message.startswith("rank 0 of 2 did not start within 0.1 s (launcher.timeout_s). Log: ")
+
+
+def test_rank_that_a_collective_waits_for_in_vain_is_named(echo: Echo) -> None:
+    echoed = echo("spawn", {"*": "timed barrier"})
+    assert echoed.result.failed_rank == 1
+    assert echoed.result.message.startswith("Rank 1 of 2 did not arrive where the others waited. rank 0 of 2 failed")
+    assert "in for_ever" in echoed.run.stacks.read_text()
+
+
+@pytest.mark.parametrize("how", list(STARTS))
+def test_deaf_rank_is_killed_after_the_grace_time(how: str, echo: Echo) -> None:
+    before = time.monotonic()
+    result = echo(how, {"0": "deaf", "1": "raise when 0 is ready"}, grace_s=0.5).result
+    assert time.monotonic() - before < 20
+    assert result.failed_rank == 1 and "ValueError: bad batch" in result.message
+    assert result.message.endswith("Rank 0 ignored SIGTERM for 0.5 s (launcher.grace_s) and ended by SIGKILL.")
+
+
+def test_others_are_stopped_within_two_seconds(how: str, echo: Echo) -> None:
+    result = echo(how, {"0": "for ever", "1": "die when 0 waits"}).result
+    end = max(rank.t_end or 0 for rank in result.ranks)
+    assert result.failed_rank == 1
+    started = max(rank.marks["code entered"] for rank in result.ranks)
+    assert result.marks["returned"] - max(started, end) < 5
+
+
+@pytest.mark.parametrize("how", list(STARTS))
+def test_output_of_a_rank_that_dies_is_kept_in_whole_lines(how: str, echo: Echo) -> None:
+    echoed = echo(how, {"*": "lines and exit"})
+    assert echoed.result.exit_code == 1
+    expected = [f"rank 0 line {number}" for number in range(1000)]
+    assert echoed.heard.output_lines == expected
+    own = echoed.run.log(1).read_text().splitlines()
+    assert own == [line.replace("rank 0", "rank 1") for line in expected][: len(own)]
+
+
+def test_rank_ends_as_a_python_program_does(how: str, echo: Echo) -> None:
+    echoed = echo(how, {"*": "leave"}, nprocs=1)
+    assert echoed.result.status == "ok"
+    assert (echoed.run.path / "atexit-0").exists() and (echoed.run.path / "thread-0").exists()
+    assert echoed.heard.output_lines == ["no end of line"]
+
+
+def test_progress_bar_stays_one_line(echo: Echo) -> None:
+    assert echo("spawn", {"*": "progress"}, nprocs=1).heard.output_lines == ["10 %\r20 %\r30 %"]
+
+
+def test_what_a_rank_started_itself_ends_with_it(how: str, echo: Echo) -> None:
+    echoed = echo(how, {"*": "child process"}, nprocs=1)
+    assert echoed.result.status == "ok"
+    pid = int((echoed.run.path / "child-0").read_text())
+    assert wait_until(lambda: not alive(pid), 5)
+
+
+def test_killed_rank_takes_its_data_loader_workers_along(echo: Echo, tmp_path: Path) -> None:
+    # The leak fixture sees the workers; DataLoader itself would look for its parent only every 5 s.
+    result = echo("launch", {"0": "workers, then kill -9"}, nprocs=1).result
+    assert result.signal == 9 and (tmp_path / "run-0" / "iterating-0").exists()
+
+
+def test_dead_server_fails_its_run_and_is_replaced(echo: Echo) -> None:
+    class Killer:
+        def event(self, rank: int, event: object) -> None:
+            spawn = pool.launcher("spawn")
+            assert isinstance(spawn, SpawnLauncher) and spawn._server is not None
+            os.kill(spawn._server._child.pid, signal.SIGKILL)
+
+        def output(self, line: str) -> None: ...
+
+    folder = RunDir(echo("spawn", {"*": "nothing"}).run.path.with_name("killed"))
+    result = run_job(echo_plan("spawn", {"*": "for ever"}), folder, Killer())
+    assert result.status == "failed" and result.signal == 9
+    assert echo("spawn", {"*": "nothing"}).result.status == "ok"
+
+
+def test_folder_of_an_earlier_run_does_not_answer_for_the_new_one(how: str, echo: Echo, tmp_path: Path) -> None:
+    first = echo(how, {"*": "lines"}, folder=tmp_path / "one")
+    second = echo(how, {"1": "raise"}, folder=tmp_path / "one", nprocs=2)
+    third = echo(how, {"*": "nothing"}, folder=tmp_path / "one", nprocs=1)
+    assert [e.result.status for e in (first, second, third)] == ["ok", "failed", "ok"]
+    assert second.heard.output_lines == [] and third.heard.output_lines == []
+    assert not third.run.records(1).exists() and not third.run.error(1).exists()
+
