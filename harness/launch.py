@@ -25,6 +25,7 @@ from harness.plan import RunPlan, Task
 from harness.record import RunResult, to_json
 from harness.request import Attempt, Request, details, summary, without_paths
 from harness.rundir import RunDir, write_json
+from harness.sweep import clear
 
 _LISTS = ("gpus", "xpus", "devices")
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -55,6 +56,7 @@ def _launch(asked: argparse.Namespace) -> int:
         attempt = Attempt(run, plan, launcher)
         result = attempt.watch()
         assert result is not None
+        clear(run, plan)
         if asked.log_dir is not None:
             write_json(run.result, to_json(result))
         return 0 if result.status == "ok" else _report(result, run, asked)
@@ -81,7 +83,7 @@ def make_plan(asked: argparse.Namespace, task: Task) -> RunPlan:
         threads=asked.threads,
         method="torchrun" if needs_engine else "launch",
     )
-    plan = request.plan(task, _path_of_scripts())
+    plan = request.plan(task, sys.path if asked.module else _path_of_scripts())
     port = _address(asked.master)[1] if asked.master is not None and asked.nnodes == 1 else None
     return replace(plan, master_port=port, max_restarts=asked.max_restarts, num_machines=asked.nnodes)
 

@@ -95,7 +95,7 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(
         type=type(error).__name__,
         message=_text_of(error),
-        where=_users_frame(traceback.extract_tb(error.__traceback__)),
+        where=_where(error),
         traceback="".join(traceback.format_exception(type(error), error, _from_users_code(error.__traceback__))),
         collective=any(map(_is_collective, _chain(error))),
         t=time.monotonic(),
@@ -127,12 +127,17 @@ def _from_users_code(trace: TracebackType | None) -> TracebackType | None:
     return own or trace
 
 
-def _users_frame(frames: traceback.StackSummary) -> str:
-    """Return the innermost frame that is neither Python's, nor a library's, nor ours; failing that, the innermost."""
-    users = [frame for frame in frames if not _is_library(frame.filename)]
-    if not (users or frames):
-        return ""
-    frame = (users or list(frames))[-1]
+def _where(error: BaseException) -> str:
+    """Return the line that raised, if it is the user's; else, behind what a library made of it, the cause's; else the nearest."""
+    stacks = [frames for one in _chain(error) if (frames := traceback.extract_tb(one.__traceback__))]
+    for frames in stacks:
+        if not _is_library(frames[-1].filename):
+            return _shown(frames[-1])
+    users = [frame for frames in reversed(stacks) for frame in reversed(frames) if not _is_library(frame.filename)]
+    return _shown((users or [stacks[0][-1]])[0]) if stacks else ""
+
+
+def _shown(frame: traceback.FrameSummary) -> str:
     path = frame.filename
     if path.startswith(os.getcwd() + os.sep):
         path = os.path.relpath(path)
