@@ -1,0 +1,1 @@
+"""The configuration of run.py; a package, so that Hydra finds it when it is installed."""
