@@ -27,10 +27,8 @@ from harness.machine import machine_facts
 from harness.placement import Machine, Placement, place
 from harness.plan import METHODS, START_METHODS, RunPlan, Task, TrainPlan
 from harness.record import RunResult
-from harness.report.build import sweep_report
-from harness.report.folder import SweepDir
+from harness.report.folder import SweepDir, job_report, whole_sweep
 from harness.report.reporter import Reporters
-from harness.report.sweep_report import JobReport
 from harness.rundir import RunDir, write_whole
 from harness.sweep import Job, run_job
 from harness.task import describe_function
@@ -234,16 +232,16 @@ def _run_all(
     returns, reports = [], []
     try:
         folder.write([(job, job.run.path) for job in jobs], machine)
-        reporters.begin(jobs)
+        reporters.begin(str(folder.path), jobs)
         for one, job in zip(composed, jobs, strict=True):
             HydraConfig.instance().set_config(one.config)
             write_folder(one)
             context.callbacks.on_job_start(config=one.config, task_function=function)
             result = _run_one(one, job, reporters)
             returns.append(_job_return(one, job, result))
-            reports.append(JobReport(job.plan, str(job.run.path), result, job.label, tuple(job.overrides)))
+            reports.append(job_report(job.plan, job.run, result, job.label, job.overrides))
             context.callbacks.on_job_end(config=one.config, job_return=returns[-1])
-        reporters.report(sweep_report(str(folder.path), reports, machine))
+        reporters.report(whole_sweep(folder, reports))
     finally:
         reporters.close()
     return returns

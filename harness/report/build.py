@@ -15,17 +15,22 @@ from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import first_step_s, step_times
 
 NOT_THE_WORK = frozenset(
-    {"num_workers", "log_every", "eval_every", "checkpoint_every", "deterministic", "find_unused_parameters"}
+    {
+        *("num_workers", "log_every", "eval_every", "checkpoint_every", "deterministic", "find_unused_parameters"),
+        *("compare", "on_mismatch", "reference"),
+    }
 )
 """Settings of the training that do not change what is computed, so that jobs which differ in them are compared."""
 
 
-def sweep_report(folder: str, jobs: Iterable[JobReport], machine: Mapping[str, str]) -> SweepReport:
+def sweep_report(
+    folder: str, jobs: Iterable[JobReport], machine: Mapping[str, str], clock_offset_s: float | None = None
+) -> SweepReport:
     """Return the report of a sweep; what a job says of itself already is kept."""
     done: list[JobReport] = []
     for job in sorted(jobs, key=lambda job: job.plan.job):
         done.append(_compared(job, done, machine))
-    return SweepReport(folder, tuple(done), machine)
+    return SweepReport(folder, tuple(done), machine, clock_offset_s)
 
 
 def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str, str]) -> JobReport:
@@ -35,13 +40,14 @@ def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str,
         job = dataclasses.replace(job, identical_to=_twin(job, before))
     if job.baseline is not None or not step_times(job):
         return job
-    base = next((one for one in before if one.baseline == one.plan.job and _work(one) == _work(job)), None)
+    base = next((one for one in before if one.baseline == one.plan.job and work(one) == work(job)), None)
     if base is None:
         return dataclasses.replace(job, baseline=job.plan.job)
     return dataclasses.replace(job, baseline=base.plan.job, speed=_speed(base, job, machine))
 
 
-def _work(job: JobReport) -> dict[str, Any]:
+def work(job: JobReport) -> dict[str, Any]:
+    """Return the settings that decide what is computed, by name."""
     assert job.plan.train is not None
     return {k: v for k, v in dataclasses.asdict(job.plan.train).items() if k not in NOT_THE_WORK}
 
@@ -54,22 +60,51 @@ def _speed(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> Perfo
 
 
 def launch_of(job: JobReport, machine: Mapping[str, str], pair: int = 0) -> Launch:
-    """Return one run as the numbers that performance is compared by."""
+    """Return one run as the numbers that performance is compared by; of ranks, the one that was disturbed most."""
     assert job.plan.train is not None
-    times = step_times(job)
+    windows = [window for rank in job.result.ranks if (window := _window(rank))]
+    wall_s = max((window["t"] for window in windows), default=sum(step_times(job)))
+    pressure = _largest(windows, "pressure_s")
     return Launch(
         arm=f"job {job.plan.job}",
         order=job.plan.job,
         pair=pair,
         start_s=first_step_s(job),
-        step_s=tuple(times),
+        step_s=tuple(step_times(job)),
         samples_per_step=job.plan.train.global_batch_size,
         nprocs=job.plan.nprocs,
         threads=job.plan.threads,
         machine=digest(machine),
         cores=int(machine["cores"]) if machine.get("cores", "").isdigit() else None,
-        wall_s=sum(times),
+        wall_s=wall_s,
+        run_delay_s=_largest(windows, "run_delay_s"),
+        step_delay_s=tuple(_step_delays(job)),
+        cpu_pressure=None if pressure is None or not wall_s else pressure / wall_s,
+        throttled=int(_largest(windows, "throttled") or 0),
+        major_faults=int(_largest(windows, "major_faults") or 0),
+        involuntary_switches=int(_largest(windows, "involuntary_switches") or 0),
     )
+
+
+def _window(rank: RankResult) -> dict[str, float]:
+    """Return what the kernel counted from the end of the warm-up to the last step; empty where it was not recorded."""
+    at = {meter["name"]: meter for meter in rank.meters}
+    if not {"warm", "last step"} <= at.keys():
+        return {}
+    first, last = at["warm"], at["last step"]
+    return {k: last[k] - v for k, v in first.items() if k != "name" and v is not None and last[k] is not None}
+
+
+def _largest(windows: Sequence[Mapping[str, float]], name: str) -> float | None:
+    return max((window[name] for window in windows if name in window), default=None)
+
+
+def _step_delays(job: JobReport) -> list[float]:
+    """Return the run-delay of each measured step, of its slowest rank; empty where any was not recorded."""
+    warmup = job.plan.train.warmup_steps if job.plan.train else 0
+    steps = list(zip(*(rank.steps for rank in job.result.ranks), strict=False))[warmup:]
+    delays = [max(parts, key=lambda step: step.seconds).delay_s for parts in steps]
+    return [delay for delay in delays if delay is not None] if None not in delays else []
 
 
 def digest(machine: Mapping[str, str]) -> str:
@@ -81,11 +116,11 @@ def digest(machine: Mapping[str, str]) -> str:
 
 
 def _twin(job: JobReport, before: Sequence[JobReport]) -> int | None:
-    mine = _digests(job)
-    return next((one.plan.job for one in before if mine and one.result.status == "ok" and _digests(one) == mine), None)
+    mine = digests(job)
+    return next((one.plan.job for one in before if mine and one.result.status == "ok" and digests(one) == mine), None)
 
 
-def _digests(job: JobReport) -> list[tuple[Any, ...]]:
+def digests(job: JobReport) -> list[tuple[Any, ...]]:
     """Return the digests of every rank at every recorded step; empty where any rank has none after training."""
     ranks = [_trained(rank) for rank in job.result.ranks]
     return [pair for rank in ranks for pair in rank] if ranks and all(ranks) else []

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.compare import correctness
+from harness.compare.correctness import Verdict
 from harness.errors import NotComparable
 from harness.plan import RunPlan
 from harness.record import FORMAT, RankResult, RunResult, run_result_from_json
@@ -30,8 +33,11 @@ class SweepDir:
 
     def write(self, jobs: Iterable[tuple[Labelled, Path]], machine: Mapping[str, str]) -> None:
         """Add jobs to the index; a sweeper may bring them in several batches."""
-        entries = {entry["job"]: entry for entry in self.read()["jobs"]}
-        for job, folder in jobs:
+        new = list(jobs)
+        # Job 0 begins a sweep: an older one in the same folder has been written over.
+        begins = any(job.plan.job == 0 for job, _ in new)
+        entries = {} if begins else {entry["job"]: entry for entry in self.read()["jobs"]}
+        for job, folder in new:
             entries[job.plan.job] = {
                 "job": job.plan.job,
                 "folder": os.path.relpath(folder, self.path),
@@ -39,14 +45,24 @@ class SweepDir:
                 "overrides": list(job.overrides),
             }
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.index, {"format": FORMAT, "machine": dict(machine), "jobs": list(entries.values())})
+        offset = time.time() - time.monotonic()
+        head = {"format": FORMAT, "machine": dict(machine), "clock_offset_s": offset}
+        write_json(self.index, {**head, "jobs": list(entries.values())})
 
     def read(self) -> dict[str, Any]:
         """Return the index; an empty one where there is none."""
         if not self.index.exists():
-            return {"machine": {}, "jobs": []}
+            return {"machine": {}, "clock_offset_s": None, "jobs": []}
         data: dict[str, Any] = json.loads(self.index.read_text())
         return data
+
+
+def find_sweeps(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the sweeps in a folder: itself, those inside it, or the one that the folder of a job belongs to."""
+    folder = Path(path).absolute()
+    if RunDir(folder).plan.exists() and SweepDir(folder.parent).index.exists():
+        return [folder.parent]
+    return sorted(index.parent for index in folder.rglob(SweepDir(folder).index.name)) or [folder]
 
 
 def read_sweep(path: str | os.PathLike[str]) -> SweepReport:
@@ -60,15 +76,36 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepReport:
     if not runs:
         raise NotComparable(f"{path} holds no run: there is no plan.json in it. Give the folder of a sweep, outputs/DAY/TIME.")
     index = SweepDir(folder if SweepDir(folder).index.exists() else folder.parent)
-    entries = {(index.path / entry["folder"]).resolve(): entry for entry in index.read()["jobs"]}
+    known = index.read()
+    entries = {(index.path / entry["folder"]).resolve(): entry for entry in known["jobs"]}
     jobs = [_read_job(run, entries.get(run.resolve(), {})) for run in runs]
-    return sweep_report(str(folder), jobs, index.read()["machine"])
+    return sweep_report(str(folder), jobs, known["machine"], known["clock_offset_s"])
+
+
+def whole_sweep(folder: SweepDir, jobs: Sequence[JobReport]) -> SweepReport:
+    """Return the report of the jobs that have just run, and of the sweep's earlier ones, which a sweeper ran in batches."""
+    known, new = folder.read(), {job.plan.job for job in jobs}
+    earlier = [e for e in known["jobs"] if e["job"] not in new and RunDir(folder.path / e["folder"]).plan.exists()]
+    read = [_read_job(folder.path / entry["folder"], entry) for entry in earlier]
+    return sweep_report(str(folder.path), [*read, *jobs], known["machine"], known["clock_offset_s"])
 
 
 def _read_job(folder: Path, entry: Mapping[str, Any]) -> JobReport:
     run = RunDir(folder)
     plan = RunPlan.read(run)
-    return JobReport(plan, str(folder), read_result(run, plan), entry.get("label", {}), tuple(entry.get("overrides", ())))
+    return job_report(plan, run, read_result(run, plan), entry.get("label", {}), entry.get("overrides", ()))
+
+
+def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str, str], overrides: Sequence[str]) -> JobReport:
+    """Return the report of one job, with the verdict on the evidence in its folder."""
+    return JobReport(plan, str(run.path), result, label, tuple(overrides), correctness=read_verdict(run))
+
+
+def read_verdict(run: RunDir) -> Verdict | None:
+    """Return what the ladder of checks says of a run; None where nothing was verified."""
+    if not run.evidence.exists():
+        return None
+    return correctness.judge(json.loads(run.evidence.read_text()))
 
 
 def read_result(run: RunDir, plan: RunPlan) -> RunResult:
@@ -77,8 +114,3 @@ def read_result(run: RunDir, plan: RunPlan) -> RunResult:
         return run_result_from_json(json.loads(run.result.read_text()))
     ranks = tuple(RankResult.from_events(rank, run.events(rank)) for rank in range(plan.nprocs))
     return RunResult("failed", ranks, message=f"the run was ended before it was judged: there is no {run.result.name}.")
-
-
-def common_folder(folders: Sequence[Path]) -> Path:
-    """Return the innermost folder that holds all of them."""
-    return Path(os.path.commonpath(folders))

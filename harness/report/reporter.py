@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 class Reporter(Protocol):
     """Whoever shows a sweep. Each method may be missing."""
 
-    def begin(self, jobs: Sequence[Job]) -> None:
-        """Take in what is about to run, before the first job starts."""
+    def begin(self, folder: str, jobs: Sequence[Job]) -> None:
+        """Take in the sweep's folder and what is about to run, before the first job starts."""
 
     def started(self, job: Job) -> None:
         """Take in that a job starts; what follows until its end is of this job."""
@@ -82,9 +82,9 @@ class Reporters:
         chosen = {name: node for name, node in (config.get("reporters") or {}).items() if node is not None}
         return cls({name: _make(name, node) for name, node in chosen.items()})
 
-    def begin(self, jobs: Sequence[Job]) -> None:
+    def begin(self, folder: str, jobs: Sequence[Job]) -> None:
         """See :class:`Reporter`."""
-        self._tell("begin", jobs)
+        self._tell("begin", folder, jobs)
 
     def started(self, job: Job) -> None:
         """See :class:`Reporter`."""

@@ -43,8 +43,12 @@ class SweepReport:
     Attributes:
         folder: The sweep's folder, absolute.
         machine: What it ran on: cores, CPU, memory, versions.
+        clock_offset_s: What added to CLOCK_MONOTONIC gives the time of day; None where it was not recorded.
+        faults: Of runs with an injected fault: name of the fault -> rung -> ``passed``, ``failed`` or ``not checked``.
     """
 
     folder: str
     jobs: tuple[JobReport, ...]
     machine: Mapping[str, str] = field(default_factory=dict)
+    clock_offset_s: float | None = None
+    faults: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
 from harness import stats
+from harness.compare.correctness import Rung
+from harness.compare.performance import PerformanceVerdict
 from harness.plan import RunPlan
 from harness.report.sweep_report import JobReport, SweepReport
 
@@ -30,6 +33,10 @@ class Labelled(Protocol):
     @property
     def overrides(self) -> Sequence[str]:
         """What was typed for it."""
+
+
+NAME_LENGTH = 120
+"""Longest name of a run's folder: file systems take 255 bytes."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,10 @@ def step_cells(jobs: Sequence[JobReport]) -> list[str]:
     spreads = [f"{stats.spread(values) * factor:.{decimals}f}" if len(values) > 1 else "" for values in times]
     width = max((len(text) for text in spreads), default=0)
     return [
-        "" if math.isnan(centre) else f"{grouped(centre * factor, decimals)} +- {around.rjust(width)} {unit}" if around
+        ""
+        if math.isnan(centre)
+        else f"{grouped(centre * factor, decimals)} +- {around.rjust(width)} {unit}"
+        if around
         else f"{grouped(centre * factor, decimals)} {unit}"
         for centre, around in zip(medians, spreads, strict=True)
     ]
@@ -157,11 +167,16 @@ def speed_cell(job: JobReport, short: bool = False) -> str:
         return "failed"
     if job.baseline == job.plan.job:
         return "baseline"
-    if job.speed is None or job.speed.ratio is None:
-        return "not compared" if job.speed is None else job.speed.label
-    if job.speed.pairs == 1:
-        return f"{1 / job.speed.ratio:.2f}x {'*' if short else '(1 launch: no claim)'}"
-    return job.speed.label
+    return ratio_cell(job.speed, short)
+
+
+def ratio_cell(speed: PerformanceVerdict | None, short: bool = False) -> str:
+    """Return a verdict on speed for a cell."""
+    if speed is None:
+        return "not compared"
+    if speed.pairs == 1 and speed.ratio is not None:
+        return f"{1 / speed.ratio:.2f}x {'*' if short else '(1 launch: no claim)'}"
+    return speed.label
 
 
 def verified_cell(job: JobReport) -> str:
@@ -194,6 +209,13 @@ def settings(job: Labelled) -> Mapping[str, str]:
     return {**named, "launcher": named.get("launcher", job.plan.method), "nprocs": str(job.plan.nprocs)}
 
 
+def run_name(job: Labelled, jobs: Sequence[Labelled]) -> str:
+    """Return what was swept, as a folder's name on any file system: ``launcher=spawn,nprocs=2``."""
+    values = settings(job)
+    said = ",".join(f"{name}={values[name]}" for name in swept(jobs) if values.get(name))
+    return re.sub(r"[^\w=,.+-]+", "_", said)[:NAME_LENGTH].strip("._") or "job"
+
+
 def sweep_table(sweep: SweepReport, short: bool = False) -> Table:
     """Return the table of a sweep of the harness's own training.
 
@@ -215,6 +237,11 @@ def sweep_table(sweep: SweepReport, short: bool = False) -> Table:
     ]
     table = _table(columns, jobs)
     return table if any(job.speed is not None for job in jobs) else table.without("speed")
+
+
+def any_table(sweep: SweepReport) -> Table:
+    """Return the table that suits what the sweep ran."""
+    return sweep_table(sweep) if any(job.plan.train for job in sweep.jobs) else foreign_table(sweep)
 
 
 def foreign_table(sweep: SweepReport) -> Table:
@@ -261,9 +288,12 @@ def notes(sweep: SweepReport) -> list[str]:
 
 
 def _undecided(job: JobReport) -> tuple[str, ...]:
-    """Return why a comparison of several launches came to nothing."""
-    if job.speed is None or job.speed.pairs < 2 or job.speed.verdict != "inconclusive":
+    """Return why a comparison of several launches, or of disturbed ones, came to nothing."""
+    if job.speed is None or job.speed.pairs == 1 or job.speed.verdict != "inconclusive":
         return ()
+    reasons = [reason for pair in job.speed.contaminated.values() for reason in pair]
+    if job.speed.pairs == 0 and reasons:
+        return (f"its speed is not compared, because the machine was disturbed ({', '.join(reasons)})",)
     return job.speed.sentences[:1]
 
 
@@ -271,7 +301,13 @@ def _why_red(job: JobReport) -> str:
     assert job.correctness is not None and job.correctness.failed is not None
     rung = job.correctness.failed
     where = ", ".join(f"{name} {value}" for name, value in (rung.where or {}).items())
-    return f"FAILED {rung.name} ({rung.title}){f' at {where}' if where else ''}: {rung.detail}"
+    return f"FAILED {rung.name} ({rung.title}){f' at {where}' if where else ''}: {rung.detail}{causes(rung)}"
+
+
+def causes(rung: Rung) -> str:
+    """Return what usually causes a red rung, as a sentence with a space before it."""
+    found = getattr(rung, "causes", "")
+    return f" Usual causes: {found if isinstance(found, str) else '; '.join(found)}" if found else ""
 
 
 def failures(sweep: SweepReport) -> list[str]:

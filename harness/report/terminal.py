@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +41,12 @@ class Terminal:
         self._jobs: Sequence[Job] = ()
         self._progress: _Progress | None = None
 
-    def begin(self, jobs: Sequence[Job]) -> None:
+    def begin(self, folder: str, jobs: Sequence[Job]) -> None:
         """Show what all jobs have in common, and the sweep's folder."""
         self._jobs = jobs
         trained = [job for job in jobs if job.plan.train is not None]
         if trained:
-            folder = shown(os.path.commonpath([job.run.path.parent for job in jobs]))
-            for line in both_ends("  ".join(headline(trained)), folder, self._console.width):
+            for line in both_ends("  ".join(headline(trained)), shown(folder), self._console.width):
                 self._line(line)
 
     def started(self, job: Job) -> None:
@@ -90,7 +90,17 @@ class Terminal:
 
     def report(self, sweep: SweepReport) -> None:
         """Show the table and where more is to be had."""
+        if self._jobs:  # a sweeper may bring jobs in batches, each with its own table
+            numbers = {job.plan.job for job in self._jobs}
+            sweep = dataclasses.replace(sweep, jobs=tuple(job for job in sweep.jobs if job.plan.job in numbers))
         for text, state in report_lines(sweep, self._console.width):
+            self._line(text, STYLES[state])
+
+    def show(self, table: Callable[[bool], tables.Table], sentences: Sequence[str]) -> None:
+        """Show a table, and sentences beside it."""
+        lines = table_lines(table, self._console.width)
+        lines += [(line, "note") for sentence in sentences for line in paragraph(sentence, self._console.width)]
+        for text, state in lines:
             self._line(text, STYLES[state])
 
     def _line(self, text: str, style: str = "") -> None:
@@ -142,7 +152,7 @@ def closing(sweep: SweepReport, width: int) -> list[str]:
 
 
 def _has_events(job: JobReport) -> bool:
-    return any(Path(job.folder).glob("events.out.tfevents.*"))
+    return any(Path(job.folder).glob("*/events.out.tfevents.*"))
 
 
 def _log_dir(folder: str) -> str:

@@ -11,6 +11,9 @@ GAP = "  "
 LEAST_CELL = 12
 """A cell that has to be cut keeps at least so many characters."""
 
+BELOW = ("verified", "arithmetic")
+"""Last columns that may go below the table: few different cells, each long."""
+
 Line = tuple[str, str]
 """Text and the state that decides its colour: ``head``, ``ok``, ``failed``, ``red`` or ``note``."""
 
@@ -18,7 +21,7 @@ Line = tuple[str, str]
 def table_lines(table: Callable[[bool], Table], width: int) -> list[Line]:
     """Return the lines of a table, none wider than ``width``.
 
-    Columns stand side by side as long as they fit, first with whole cells, then with short ones, then with ``verified``
+    Columns stand side by side as long as they fit, first with whole cells, then with short ones, then with the last one
     below the table; after that each job gets a paragraph.
 
     Args:
@@ -28,8 +31,9 @@ def table_lines(table: Callable[[bool], Table], width: int) -> list[Line]:
         if table_width(one) <= width:
             return side_by_side(one)
     narrow = table(True)
-    if "verified" in narrow.columns and table_width(narrow.without("verified")) <= width:
-        return side_by_side(narrow.without("verified")) + below(narrow, "verified", width)
+    last = narrow.columns[-1]
+    if last in BELOW and table_width(narrow.without(last)) <= width:
+        return side_by_side(narrow.without(last)) + below(narrow, last, width)
     return stacked(narrow, width)
 
 
@@ -97,7 +101,7 @@ def shortened(text: str, width: int) -> str:
     if len(text) <= room:
         return text
     left = (room - 3) // 2
-    return f"{text[:left]}...{text[len(text) - (room - 3 - left):]}"
+    return f"{text[:left]}...{text[len(text) - (room - 3 - left) :]}"
 
 
 def paragraph(text: str, width: int) -> list[str]:

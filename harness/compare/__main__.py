@@ -1,0 +1,68 @@
+"""``python -m harness.compare DIR [DIR...] [--baseline DIR]``: all reports again from folders, without training or torch.
+
+Exit status 1 where a job failed or a verdict is red, or where nothing can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from harness.errors import HarnessError
+from harness.report import table as tables
+from harness.report.against import against, against_table
+from harness.report.folder import find_sweeps, read_sweep
+from harness.report.html import Html
+from harness.report.jsonfile import Json
+from harness.report.junit import Junit
+from harness.report.markdown import Markdown
+from harness.report.pictures import Pictures
+from harness.report.reporter import Reporters
+from harness.report.sweep_report import SweepReport
+from harness.report.tensorboard import TensorBoard
+from harness.report.terminal import Terminal, shown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Report each sweep, hold each against the baseline if there is one, and return the exit status."""
+    asked = parser().parse_args(arguments)
+    try:
+        sweeps = [read_sweep(folder) for path in asked.folders for folder in find_sweeps(path)]
+        baseline = read_sweep(asked.baseline) if asked.baseline else None
+        for sweep in sweeps:
+            report(sweep, asked.table_only)
+            if baseline is not None:
+                _hold_against(baseline, sweep)
+    except HarnessError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return int(any(tables.state(job) != "ok" for sweep in sweeps for job in sweep.jobs))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    made = argparse.ArgumentParser(prog="python -m harness.compare", description=__doc__)
+    made.add_argument(
+        "folders", nargs="+", metavar="DIR", help="folder of a sweep, or of several: outputs/DAY/TIME, outputs/DAY"
+    )
+    made.add_argument("--baseline", metavar="DIR", help="folder of an earlier sweep that each DIR is held against, job by job")
+    made.add_argument("--table-only", action="store_true", help="write no files: only show the tables")
+    return made
+
+
+def report(sweep: SweepReport, table_only: bool = False) -> None:
+    """Make all reports of one sweep."""
+    files = {"pictures": Pictures(), "tensorboard": TensorBoard(), "json": Json(), "markdown": Markdown()}
+    files |= {"html": Html(), "junit": Junit()}
+    Reporters({**({} if table_only else files), "terminal": Terminal()}).report(sweep)
+
+
+def _hold_against(baseline: SweepReport, sweep: SweepReport) -> None:
+    comparison = against(baseline, sweep)
+    print(f"\n{shown(sweep.folder)} against {shown(baseline.folder)}")
+    Terminal().show(lambda short: against_table(comparison, short), comparison.notes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

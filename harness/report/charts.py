@@ -1,0 +1,311 @@
+"""What is drawn of a sweep. Each function returns None where there is nothing to draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from harness import stats
+from harness.compare.performance import Phase
+from harness.report import table as tables
+from harness.report.grids import fault_matrix, ladder
+from harness.report.marks import oversubscribed, thinned, typical_start_up
+from harness.report.sweep_report import JobReport, SweepReport
+from harness.report.theme import BLUE, DASHES, GREY, ORANGE, RED, SERIES, SKY, Drawing, figure, shorten, styled
+
+MOST_ROWS = 40
+"""A picture with a row per job shows so many of them; the table has all."""
+MOST_LINES = 8
+MOST_POINTS = 400
+TIMELINE_JOBS = 6
+TIMELINE_STEPS = 25
+
+PHASE_COLOURS = {
+    "launcher": ("#00466e", BLUE, SKY, "#a9d8f5", "#7f9fb8"),
+    "framework": ("#7a3300", RED, ORANGE, "#f5cf7a", "#c9a27a", "#e0b9a0"),
+}
+
+
+def drawings(sweep: SweepReport) -> list[Drawing]:
+    """Return all pictures that a sweep has data for."""
+    draw = (loss_curves, start_up, step_times, scaling, time_line, ladder, fault_matrix)
+    with styled():
+        return [drawing for make in draw if (drawing := make(sweep)) is not None]
+
+
+def trained(sweep: SweepReport) -> list[JobReport]:
+    """Return the jobs that took a step."""
+    return [job for job in sweep.jobs if job.plan.train is not None and job.result.losses()]
+
+
+def named(job: JobReport, sweep: SweepReport) -> str:
+    """Return a job's number and what the sweep varied in it."""
+    values = tables.settings(job)
+    varied = [name for name in tables.swept(sweep.jobs) if len({tables.settings(j).get(name) for j in sweep.jobs}) > 1]
+    said = ", ".join(values[name] if name == "launcher" else f"{name} {values[name]}" for name in varied if name in values)
+    return shorten(f"{job.plan.job}: {said}" if said else f"job {job.plan.job}")
+
+
+def shown_of(jobs: Sequence[JobReport], most: int) -> tuple[list[JobReport], str]:
+    """Return the first ``most`` jobs, and a remark where that is not all."""
+    return list(jobs[:most]), f" (first {most} of {len(jobs)} jobs; the table has all)" if len(jobs) > most else ""
+
+
+# Loss
+
+
+def loss_curves(sweep: SweepReport) -> Drawing | None:
+    """Draw each job's loss over all ranks by step, and its evaluations as dots."""
+    jobs = trained(sweep)
+    if not jobs:
+        return None
+    made, (axes,) = figure(3.6)
+    labelled = jobs[:MOST_LINES]
+    for job in jobs[MOST_LINES:]:
+        axes.plot(*_curve(job), color=GREY, linewidth=0.6, alpha=0.5)
+    for number, job in enumerate(labelled):
+        # Equal curves lie on top of each other: each is narrower than the one below.
+        colour, width = SERIES[number % len(SERIES)], 1.2 + 0.9 * (len(labelled) - 1 - number)
+        dash = DASHES[number // len(SERIES)]
+        axes.plot(*_curve(job), color=colour, linestyle=dash, linewidth=width, label=named(job, sweep))
+        evaluations = [one for one in job.result.ranks[0].evaluations if "loss" in one.metrics]
+        axes.plot([e.step for e in evaluations], [e.means()["loss"] for e in evaluations], "o", color=colour, markersize=5)
+    if len(jobs) > MOST_LINES:
+        axes.plot([], [], color=GREY, label=f"{len(jobs) - MOST_LINES} other jobs")
+    axes.set(xlabel="step", ylabel="loss, mean over the global batch", title="Loss (dots: evaluation)")
+    axes.legend(loc="upper right", ncols=1 if len(labelled) < 5 else 2)
+    ends = [job.result.losses()[-1] for job in jobs]
+    alt = f"Training loss by step of {len(jobs)} job(s). The last losses lie between {min(ends):.4g} and {max(ends):.4g}."
+    return Drawing("loss", "Loss", alt, made)
+
+
+def _curve(job: JobReport) -> tuple[list[int], list[float]]:
+    losses = job.result.losses()
+    chosen = thinned(len(losses), MOST_POINTS)
+    return [job.result.ranks[0].steps[i].step for i in chosen], [losses[i] for i in chosen]
+
+
+# Start-up
+
+
+def start_up(sweep: SweepReport) -> Drawing | None:
+    """Draw the phases from the call to the first step, stacked, for each launcher and number of ranks."""
+    groups: dict[str, list[JobReport]] = {}
+    for job in trained(sweep):
+        ranks = f"{job.plan.nprocs} rank{'s' if job.plan.nprocs > 1 else ''}"
+        groups.setdefault(f"{tables.settings(job)['launcher']}, {ranks}", []).append(job)
+    stacks = {name: phases for name, jobs in groups.items() if (phases := typical_start_up(jobs))}
+    if not stacks:
+        return None
+    made, (axes,) = figure(1.7 + 0.42 * len(stacks))
+    colours = _phase_colours([phase for phases in stacks.values() for phase in phases])
+    for row, phases in enumerate(stacks.values()):
+        _stack(axes, row, phases, colours)
+    axes.set_yticks(range(len(stacks)), [f"{name} ({len(groups[name])} job{'s' * (len(groups[name]) > 1)})" for name in stacks])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set(
+        xlabel="seconds from the call to the end of the first step (median over jobs)",
+        title="Start-up: launcher plain + framework hatched",
+        xlim=(0, 1.35 * max(sum(phase.seconds for phase in phases) for phases in stacks.values())),
+    )
+    looks: dict[str, dict[str, Any]] = {
+        name: {"facecolor": colour, "hatch": _hatch(owner)} for (name, owner), colour in colours.items()
+    }
+    handles = [Patch(label=name, edgecolor="white", linewidth=0, **look) for name, look in looks.items()]
+    made.legend(handles=handles, loc="outside lower center", ncols=4)
+    totals = [f"{name}: {sum(p.seconds for p in phases):.2f} s" for name, phases in stacks.items()]
+    return Drawing("start-up", "Start-up", f"Stacked bars of the phases of start-up. Totals: {'; '.join(totals)}.", made)
+
+
+def _phase_colours(phases: Sequence[Phase]) -> dict[tuple[str, str], str]:
+    names: dict[str, list[str]] = {"launcher": [], "framework": []}
+    for phase in phases:
+        if phase.phase not in names[phase.owner]:
+            names[phase.owner].append(phase.phase)
+    return {
+        (name, owner): PHASE_COLOURS[owner][i % len(PHASE_COLOURS[owner])]
+        for owner, found in names.items()
+        for i, name in enumerate(found)
+    }
+
+
+def _stack(axes: Axes, row: int, phases: Sequence[Phase], colours: Mapping[tuple[str, str], str]) -> None:
+    left = 0.0
+    for phase in phases:
+        look: dict[str, Any] = {"color": colours[phase.phase, phase.owner], "hatch": _hatch(phase.owner), "edgecolor": "white"}
+        axes.barh(row, phase.seconds, left=left, height=0.65, linewidth=0, **look)
+        left += phase.seconds
+    launcher = sum(phase.seconds for phase in phases if phase.owner == "launcher")
+    axes.text(left, row, f"  {left:.2f} s = {launcher:.2f} + {left - launcher:.2f}", va="center", fontsize=9)
+
+
+def _hatch(owner: str) -> str:
+    return "///" if owner == "framework" else ""
+
+
+# Step times
+
+
+def step_times(sweep: SweepReport) -> Drawing | None:
+    """Draw how each job's step times are distributed, and the ratio of speeds with its interval."""
+    jobs, remark = shown_of([job for job in trained(sweep) if tables.step_times(job)], MOST_ROWS)
+    if not jobs:
+        return None
+    compared = any(job.speed is not None and job.speed.ratio is not None for job in jobs)
+    side_by_side = {"width_ratios": [3, 2], "sharey": True} if compared else {}
+    made, axes = figure(1.3 + 0.32 * len(jobs), 2 if compared else 1, **side_by_side)
+    factor, unit = tables.unit_of_time([tables.step_s(job) for job in jobs])
+    for row, job in enumerate(jobs):
+        _distribution(axes[0], row, [seconds * factor for seconds in tables.step_times(job)])
+    axes[0].set_yticks(range(len(jobs)), [named(job, sweep) for job in jobs])
+    axes[0].set_ylim(len(jobs) - 0.4, -0.6)
+    axes[0].grid(axis="y", visible=False)
+    axes[0].set(xlabel=f"{unit} per step, slowest rank\n(line 5-95 %, bar quartiles, tick median)", title=f"Step time{remark}")
+    _stretch(axes[0], [t * factor for job in jobs for t in tables.step_times(job)])
+    if compared:
+        _ratios(axes[1], jobs)
+    medians = [f"job {job.plan.job}: {tables.step_s(job) * factor:.3g} {unit}" for job in jobs[:10]]
+    return Drawing("step-times", "Step times", f"Distributions of the step times. Medians: {'; '.join(medians)}.", made)
+
+
+def _distribution(axes: Axes, row: int, times: Sequence[float]) -> None:
+    low, first, centre, third, high = (stats.quantile(times, p) for p in (0.05, 0.25, 0.5, 0.75, 0.95))
+    chosen = [times[i] for i in thinned(len(times), 60)]
+    axes.plot(chosen, [row + 0.26] * len(chosen), "|", color=GREY, markersize=4, alpha=0.6)
+    axes.plot([low, high], [row, row], color=BLUE, linewidth=1.2)
+    axes.plot([first, third], [row, row], color=BLUE, linewidth=7, alpha=0.55, solid_capstyle="butt")
+    axes.plot([centre], [row], "|", color=RED, markersize=13, markeredgewidth=2)
+
+
+def _stretch(axes: Axes, times: Sequence[float]) -> None:
+    """Use a logarithmic scale where jobs differ too much for one that starts at 0; leave rare, far outliers outside."""
+    low, high = stats.quantile(times, 0.02), stats.quantile(times, 0.98)
+    if low > 0 and high / low > 20:
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(0, high * 1.15)
+
+
+def _ratios(axes: Axes, jobs: Sequence[JobReport]) -> None:
+    axes.axvline(1.0, color=GREY, linewidth=1)
+    for row, job in enumerate(jobs):
+        speed = job.speed
+        if speed is None or speed.ratio is None:
+            axes.text(1.0, row, " baseline" if job.baseline == job.plan.job else " not compared", va="center", fontsize=9)
+            continue
+        centre = 1 / speed.ratio
+        if speed.interval is not None:
+            axes.plot([1 / speed.interval.high, 1 / speed.interval.low], [row, row], color=ORANGE, linewidth=2.5)
+        filled = "full" if speed.interval is not None else "none"
+        axes.plot([centre], [row], "o", color=ORANGE, fillstyle=filled, markersize=6)
+    single = any(job.speed is not None and job.speed.pairs == 1 for job in jobs)
+    remark = "\n(hollow: one launch, nothing is claimed)" if single else ""
+    axes.set(xlabel=f"times as fast as the baseline, 95 % interval{remark}", title="Speed")
+    axes.grid(axis="y", visible=False)
+    axes.set_xlim(left=0)
+    axes.margins(x=0.25)
+
+
+# Scaling
+
+
+def scaling(sweep: SweepReport) -> Drawing | None:
+    """Draw samples per second by number of ranks with the ideal line, for fixed global and for fixed local batches."""
+    panels = {kind: found for kind in ("strong", "weak") if (found := _series(trained(sweep), kind))}
+    if not panels:
+        return None
+    made, all_axes = figure(3.6, len(panels))
+    crowded = False
+    for axes, (kind, series) in zip(all_axes, panels.items(), strict=True):
+        crowded |= _scaling_panel(axes, kind, series, sweep)
+    remark = " Hollow points are oversubscribed: more ranks than cores, so scaling is not defined." if crowded else ""
+    lines = [line for found in panels.values() for line in found.items()][:MOST_LINES]
+    said = [f"{name}: {', '.join(f'{n} ranks {rate:.0f}/s' for n, (rate, _) in points.items())}" for name, points in lines]
+    alt = f"Samples per second by number of ranks, with ideal lines. {'; '.join(said)}.{remark}"
+    return Drawing("scaling", "Scaling", alt, made)
+
+
+Points = dict[int, tuple[float, JobReport]]
+"""Number of ranks -> (samples per second, an example)."""
+
+
+def _series(jobs: Sequence[JobReport], kind: str) -> dict[str, Points]:
+    groups: dict[tuple[str, str, float, str, str], dict[int, list[JobReport]]] = {}
+    for job in jobs:
+        train = job.plan.train
+        assert train is not None
+        fixed = train.global_batch_size if kind == "strong" else train.global_batch_size / job.plan.nprocs
+        key = (job.label.get("recipe", ""), tables.settings(job)["launcher"], fixed, str(train.recipe), train.precision)
+        groups.setdefault(key, {}).setdefault(job.plan.nprocs, []).append(job)
+    found = {}
+    for (recipe, launcher, fixed, *_), by_ranks in groups.items():
+        if len(by_ranks) > 1:
+            points = {n: (_median_rate(by_ranks[n]), by_ranks[n][0]) for n in sorted(by_ranks)}
+            if not any(math.isnan(rate) for rate, _ in points.values()):
+                found[f"{recipe} {launcher}, batch {fixed:g}".strip()] = points
+    return found
+
+
+def _median_rate(jobs: Sequence[JobReport]) -> float:
+    return stats.median([tables.samples_per_s(job) for job in jobs])
+
+
+def _scaling_panel(axes: Axes, kind: str, series: Mapping[str, Points], sweep: SweepReport) -> bool:
+    crowded = False
+    for number, (name, points) in enumerate(list(series.items())[:MOST_LINES]):
+        colour = SERIES[number % len(SERIES)]
+        ranks, rates = list(points), [rate for rate, _ in points.values()]
+        hollow = [oversubscribed(job, sweep.machine.get("cores", "")) for _, job in points.values()]
+        crowded |= any(hollow)
+        axes.plot(ranks, rates, color=colour, linestyle=DASHES[number % len(DASHES)], label=shorten(name))
+        axes.plot([ranks[0], ranks[-1]], [rates[0], rates[0] * ranks[-1] / ranks[0]], ":", color=colour, linewidth=1, alpha=0.8)
+        for n, rate, is_hollow in zip(ranks, rates, hollow, strict=True):
+            axes.plot([n], [rate], "o", color=colour, fillstyle="none" if is_hollow else "full", markersize=7)
+    axes.set_xticks(sorted({n for points in series.values() for n in points}))
+    axes.set_ylim(bottom=0)
+    cores = sweep.machine.get("cores", "?")
+    note = f"\n(hollow: oversubscribed, more ranks than {cores} cores: scaling not defined)" if crowded else ""
+    batch = "global" if kind == "strong" else "local"
+    title = f"{kind.capitalize()} scaling: the {batch} batch stays (dotted: ideal)"
+    axes.set(xlabel=f"ranks{note}", ylabel="samples/s", title=title)
+    axes.legend(loc="upper left")
+    return crowded
+
+
+# Time line
+
+
+def time_line(sweep: SweepReport) -> Drawing | None:
+    """Draw when each rank was in which step, over the first steps of the first jobs."""
+    jobs, remark = shown_of(trained(sweep), TIMELINE_JOBS)
+    if not jobs:
+        return None
+    rows: list[str] = []
+    made, (axes,) = figure(1.4 + 0.26 * sum(job.plan.nprocs for job in jobs))
+    for job in jobs:
+        begin = min(rank.steps[0].t - rank.steps[0].seconds for rank in job.result.ranks if rank.steps)
+        for rank in job.result.ranks:
+            _rank_row(axes, len(rows), job, rank.rank, begin)
+            rows.append(f"{named(job, sweep)}, rank {rank.rank}" if rank.rank == 0 else f"rank {rank.rank}")
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    looks = {"warm-up, not counted": GREY, "even step": BLUE, "odd step": SKY}
+    handles = [Patch(color=colour, label=name) for name, colour in looks.items()]
+    made.legend(handles=handles, loc="outside lower center", ncols=3)
+    axes.set(xlabel="ms since the first step began", title=f"First {TIMELINE_STEPS} steps of all ranks{remark}")
+    alt = f"The first {TIMELINE_STEPS} steps of every rank of {len(jobs)} job(s): one bar per step, a row per rank."
+    return Drawing("time-line", "Time line of the ranks", alt, made)
+
+
+def _rank_row(axes: Axes, row: int, job: JobReport, rank: int, begin: float) -> None:
+    steps = job.result.ranks[rank].steps[:TIMELINE_STEPS]
+    warmup = job.plan.train.warmup_steps if job.plan.train else 0
+    spans = [((step.t - step.seconds - begin) * 1e3, step.seconds * 1e3) for step in steps]
+    colours = [GREY if i < warmup else (SKY if step.step % 2 else BLUE) for i, step in enumerate(steps)]
+    axes.broken_barh(spans, (row - 0.38, 0.76), facecolors=colours)

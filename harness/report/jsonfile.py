@@ -1,0 +1,73 @@
+"""``report.json``: what the table says, for machines: plain numbers in the units that their names end in, None for unknown."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from harness import stats
+from harness.compare.performance import PerformanceVerdict
+from harness.record import FORMAT
+from harness.report import table as tables
+from harness.report.sweep_report import JobReport, SweepReport
+from harness.rundir import write_json
+
+
+class Json:
+    """Writes ``report.json`` into the sweep's folder."""
+
+    def report(self, sweep: SweepReport) -> None:
+        """Write it."""
+        write_json(Path(sweep.folder) / "report.json", sweep_json(sweep))
+
+
+def sweep_json(sweep: SweepReport) -> dict[str, Any]:
+    """Return the report of a sweep as plain data; JSON in the strict sense, without NaN."""
+    red = any(tables.state(job) != "ok" for job in sweep.jobs)
+    head = {"format": FORMAT, "folder": sweep.folder, "ok": not red, "machine": dict(sweep.machine)}
+    return {**head, "jobs": [_strict(_job(job)) for job in sweep.jobs]}
+
+
+def _job(job: JobReport) -> dict[str, Any]:
+    times = tables.step_times(job)
+    losses = job.result.losses()
+    evaluations = job.result.ranks[0].evaluations if job.result.ranks else ()
+    return {
+        "job": job.plan.job,
+        "folder": job.folder,
+        "label": dict(tables.settings(job)),
+        "overrides": list(job.overrides),
+        "status": job.result.status,
+        "message": job.result.message,
+        "failed_rank": job.result.failed_rank,
+        "nprocs": job.plan.nprocs,
+        "first_step_s": tables.first_step_s(job),
+        "num_measured_steps": len(times),
+        "step_s": tables.step_s(job),
+        "step_spread_s": stats.spread(times) if len(times) > 1 else None,
+        "samples_per_s": tables.samples_per_s(job),
+        "wall_s": tables.wall_s(job),
+        "loss": losses[-1] if losses else None,
+        "evaluation": evaluations[-1].means() if evaluations else None,
+        "baseline": job.baseline,
+        "speed": _speed(job.speed) if job.speed else None,
+        "identical_to": job.identical_to,
+        "verdict": tables.state(job),
+        "checks": [dataclasses.asdict(rung) for rung in job.correctness.rungs] if job.correctness else [],
+    }
+
+
+def _speed(speed: PerformanceVerdict) -> dict[str, Any]:
+    interval = [speed.interval.low, speed.interval.high] if speed.interval else None
+    known = {"verdict": speed.verdict, "time_ratio": speed.ratio, "interval": interval, "pairs": speed.pairs}
+    return {**known, "margin": speed.margin, "sentences": list(speed.sentences)}
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _strict(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,65 @@
+"""``junit.xml``: each job as a test, for build servers. A failed run is an error, a red verdict a failure."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+from harness.report import table as tables
+from harness.report.sweep_report import JobReport, SweepReport
+from harness.rundir import write_whole
+
+NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 cannot hold, such as those of terminal colours."""
+
+
+class Junit:
+    """Writes ``junit.xml`` into the sweep's folder."""
+
+    def report(self, sweep: SweepReport) -> None:
+        """Write it."""
+        write_whole(Path(sweep.folder) / "junit.xml", sweep_junit(sweep))
+
+
+def sweep_junit(sweep: SweepReport) -> str:
+    """Return the report of a sweep as JUnit's XML."""
+    states = [tables.state(job) for job in sweep.jobs]
+    counts = {"tests": len(states), "failures": states.count("red"), "errors": states.count("failed"), "skipped": 0}
+    numbers = {name: str(count) for name, count in counts.items()}
+    suite = ElementTree.Element("testsuite", {"name": f"sweep {Path(sweep.folder).name}", **numbers})
+    for job in sweep.jobs:
+        suite.append(_case(job, sweep))
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
+
+
+def _case(job: JobReport, sweep: SweepReport) -> ElementTree.Element:
+    wall_s = tables.wall_s(job)
+    seconds = {} if math.isnan(wall_s) else {"time": f"{wall_s:.3f}"}
+    name = _clean(f"{job.plan.job} {tables.run_name(job, sweep.jobs)}")
+    case = ElementTree.Element("testcase", {"classname": "job", "name": name, **seconds})
+    if job.result.status != "ok":
+        _problem(case, "error", job.result.message, _trace(job))
+    elif tables.state(job) == "red":
+        assert job.correctness is not None and job.correctness.failed is not None
+        rung = job.correctness.failed
+        _problem(case, "failure", f"{rung.name} {rung.title}: {rung.detail}", str(dict(rung.where or {})))
+    ElementTree.SubElement(case, "system-out").text = _clean(f"{job.folder}\n{tables.verified_cell(job)}")
+    return case
+
+
+def _problem(case: ElementTree.Element, kind: str, message: str, text: str) -> None:
+    ElementTree.SubElement(case, kind, {"message": _clean(message), "type": kind}).text = _clean(text)
+
+
+def _trace(job: JobReport) -> str:
+    found = [rank.failure.traceback for rank in job.result.ranks if rank.rank == job.result.failed_rank and rank.failure]
+    return found[0] if found else job.result.message
+
+
+def _clean(text: str) -> str:
+    return NOT_XML.sub("?", text)

@@ -1,0 +1,86 @@
+"""``report.md``: table, sentences and pictures of a sweep, as a pull request or a wiki shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.compare.correctness import Rung
+from harness.report import table as tables
+from harness.report.pictures import read_pictures
+from harness.report.sweep_report import SweepReport
+from harness.report.table import Table
+from harness.rundir import write_whole
+
+
+class Markdown:
+    """Writes ``report.md`` into the sweep's folder."""
+
+    def report(self, sweep: SweepReport) -> None:
+        """Write it."""
+        write_whole(Path(sweep.folder) / "report.md", sweep_markdown(sweep))
+
+
+def sweep_markdown(sweep: SweepReport) -> str:
+    """Return the report of a sweep in Markdown."""
+    parts = [f"# {Path(sweep.folder).parent.name} {Path(sweep.folder).name}".strip(), summary(sweep)]
+    parts.append(table_markdown(tables.any_table(sweep)))
+    parts += ["\n".join(f"- {_escaped(note)}" for note in tables.notes(sweep))]
+    failed = tables.failures(sweep)
+    parts += ["## Failed jobs", "\n".join(f"- {_escaped(line)}" for line in failed)] if failed else []
+    for check in failed_checks(sweep):
+        parts += [f"## Job {check.job}: failed check", check.text]
+    for picture in read_pictures(Path(sweep.folder)):
+        parts += [f"## {picture.title}", f"![{_escaped(picture.alt)}]({picture.png.relative_to(sweep.folder)})"]
+    parts += ["## Machine", "\n".join(f"- {name}: {_escaped(value)}" for name, value in sweep.machine.items())]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def summary(sweep: SweepReport) -> str:
+    """Return the sweep in one sentence: how many jobs, how many of them failed or are wrong."""
+    states = [tables.state(job) for job in sweep.jobs]
+    counts = {"failed": states.count("failed"), "with a red verdict": states.count("red")}
+    bad = [f"{count} {words}" for words, count in counts.items() if count]
+    return f"{len(states)} job{'s' if len(states) > 1 else ''}, {', '.join(bad) or 'none failed'}."
+
+
+def table_markdown(table: Table) -> str:
+    """Return a table in Markdown; numbers are aligned to the right."""
+    rule = ["---:" if right else "---" for right in table.numeric]
+    rows = [[_escaped(cell) for cell in row] for row in (table.columns, *table.rows)]
+    rows.insert(1, rule)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+@dataclass(frozen=True)
+class FailedCheck:
+    """A red rung as Markdown."""
+
+    job: int
+    text: str
+
+
+def failed_checks(sweep: SweepReport) -> list[FailedCheck]:
+    """Return for each red verdict what failed, where, and by how much."""
+    return [
+        FailedCheck(job.plan.job, _localised(job.correctness.failed))
+        for job in sweep.jobs
+        if job.correctness is not None and job.correctness.failed is not None
+    ]
+
+
+def _localised(rung: Rung) -> str:
+    rows = [("check", f"{rung.name} {rung.title}"), *((name, str(value)) for name, value in (rung.where or {}).items())]
+    if rung.quantity is not None:
+        rows.append(("worst value", f"{rung.quantity:.6g}"))
+    if rung.threshold is not None:
+        rows.append(("may be at most", f"{rung.threshold:.6g} ({rung.origin})"))
+    lines = [f"| {_escaped(name)} | {_escaped(value)} |" for name, value in rows]
+    return "\n".join(["| | |", "|---|---|", *lines, "", _escaped(rung.detail + tables.causes(rung))]).rstrip()
+
+
+def _escaped(text: str) -> str:
+    """Return ``text`` so that Markdown and HTML in it stay text, on one line."""
+    for character in "\\|*_<>[]`#":
+        text = text.replace(character, f"\\{character}" if character not in "<>" else {"<": "&lt;", ">": "&gt;"}[character])
+    return " ".join(text.split())

@@ -1,0 +1,62 @@
+"""From what a run recorded to the phases and times that pictures show. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from harness import stats
+from harness.compare.performance import PHASES, Phase, phases
+from harness.record import RankResult
+from harness.report.sweep_report import JobReport
+
+NAMES = {"data ready": "data and model", "met": "group destroyed"}
+"""Marks of a rank under the names that phases have."""
+
+LAST_OF_START = "first step"
+
+
+def marks_of(job: JobReport, rank: RankResult) -> dict[str, float]:
+    """Return the marks of one rank with those of its parent and its steps, as far as they name a phase."""
+    marks = {NAMES.get(name, name): at for name, at in rank.marks.items()}
+    marks |= {name: job.result.marks[name] for name in ("called", "returned") if name in job.result.marks}
+    if rank.steps:
+        marks |= {"first step": rank.steps[0].t, "last step": rank.steps[-1].t}
+    return {name: at for name, at in marks.items() if name in PHASES}
+
+
+def start_up(job: JobReport) -> list[Phase]:
+    """Return the phases from the call to the end of the first step, of the rank that came to it last."""
+    ranks = [rank for rank in job.result.ranks if rank.steps]
+    if not ranks or "called" not in job.result.marks:
+        return []
+    last = max(ranks, key=lambda rank: rank.steps[0].t)
+    found = phases(marks_of(job, last))
+    names = [phase.phase for phase in found]
+    return found[: names.index(LAST_OF_START) + 1]
+
+
+def typical_start_up(jobs: Sequence[JobReport]) -> list[Phase]:
+    """Return for each phase the median over jobs; a phase that a job lacks counts as 0 s."""
+    found = [{phase.phase: phase for phase in start_up(job)} for job in jobs]
+    found = [one for one in found if one]
+    names = [name for name in PHASES if any(name in one for one in found)]
+    return [_typical(name, found) for name in names]
+
+
+def _typical(name: str, found: Sequence[dict[str, Phase]]) -> Phase:
+    seconds = stats.median([one[name].seconds if name in one else 0.0 for one in found])
+    example = next(one[name] for one in found if name in one)
+    return Phase(name, seconds, example.owner, example.since)
+
+
+def oversubscribed(job: JobReport, machine_cores: str) -> bool:
+    """Return whether a job on CPU has more ranks than the machine has cores."""
+    return job.plan.device == "cpu" and machine_cores.isdigit() and job.plan.nprocs > int(machine_cores)
+
+
+def thinned(count: int, most: int) -> list[int]:
+    """Return at most ``most`` indices of ``count`` values, evenly spread, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return sorted({math.floor(i * (count - 1) / (most - 1)) for i in range(most)})

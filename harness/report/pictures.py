@@ -1,0 +1,70 @@
+"""The pictures of a sweep, as files: ``pictures/NAME.svg`` for the page, ``pictures/NAME.png`` for everything else.
+
+Drawing costs about a second, a third of it for importing matplotlib. That is little for a sweep and much for a single short
+job, so for one job it is left to ``report=full`` and ``python -m harness.compare``. Whoever shows pictures reads these files.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.report.sweep_report import SweepReport
+from harness.rundir import write_json
+
+FOLDER = "pictures"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture.
+
+    Attributes:
+        name: Of its files.
+        title: What it shows, in a few words.
+        alt: The same for those who cannot see it: what is drawn, and what comes out.
+    """
+
+    name: str
+    title: str
+    alt: str
+    svg: Path
+    png: Path
+
+
+class Pictures:
+    """Draws all pictures for which a sweep has data.
+
+    Args:
+        min_jobs: A sweep of fewer jobs gets none.
+    """
+
+    def __init__(self, min_jobs: int = 1) -> None:
+        self._min_jobs = min_jobs
+
+    def report(self, sweep: SweepReport) -> None:
+        """Draw them, in place of older ones."""
+        folder = Path(sweep.folder) / FOLDER
+        shutil.rmtree(folder, ignore_errors=True)
+        if sum(job.plan.train is not None for job in sweep.jobs) < self._min_jobs:
+            return
+        from harness.report.charts import drawings
+
+        found = drawings(sweep)
+        if not found:
+            return
+        folder.mkdir(parents=True)
+        for drawing in found:
+            drawing.save(folder)
+        write_json(folder / "index.json", [{"name": d.name, "title": d.title, "alt": d.alt} for d in found])
+
+
+def read_pictures(sweep: Path) -> list[Picture]:
+    """Return the pictures of a sweep's folder; none where none were drawn."""
+    folder = sweep / FOLDER
+    if not (folder / "index.json").exists():
+        return []
+    entries = json.loads((folder / "index.json").read_text())
+    return [Picture(e["name"], e["title"], e["alt"], folder / f"{e['name']}.svg", folder / f"{e['name']}.png") for e in entries]
