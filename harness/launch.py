@@ -7,6 +7,7 @@ import importlib.machinery
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
 import zipfile
@@ -215,11 +216,27 @@ def _engine(asked: argparse.Namespace) -> Iterator[Launcher]:
         host, port = _address(asked.master)
         rendezvous = [f"--nnodes={asked.nnodes}", f"--node-rank={asked.node_rank}", "--rdzv-backend=static"]
         rendezvous += [f"--master-addr={host}", f"--master-port={port}"]
+        if asked.node_rank == 0:
+            _require_free(int(port or 0), asked.master)
     engine = TorchrunLauncher(asked.max_restarts, rendezvous)
     try:
         yield engine
     finally:
         engine.close()
+
+
+def _require_free(port: int, master: str) -> None:
+    """Refuse a port that is in use: torch's engine would wait for whoever has it.
+
+    Raises:
+        ConfigError: It is.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ConfigError(f"--master={master} cannot be used: {error.strerror}. Choose another port.") from None
 
 
 def _report(result: RunResult, run: RunDir, asked: argparse.Namespace) -> int:
@@ -231,8 +248,14 @@ def _report(result: RunResult, run: RunDir, asked: argparse.Namespace) -> int:
         text = details(result, run) if result.failed_rank != 0 or "hung" in result.marks else ""
         print(text, end="\n" if text else "", file=sys.stderr)
     where = f"machine {asked.node_rank} of {asked.nnodes} (its own ranks count from 0): " if asked.nnodes > 1 else ""
-    print(f"harness.launch: {where}{_in_words_of_options(message)}", file=sys.stderr)
+    elsewhere = " A rank of another machine may have failed before it: see there." if where and _is_consequence(result) else ""
+    print(f"harness.launch: {where}{_in_words_of_options(message)}{elsewhere}", file=sys.stderr)
     return RankFailed(message, exit_code=result.exit_code, signal=result.signal).exit_status
+
+
+def _is_consequence(result: RunResult) -> bool:
+    """Return True where the failure that is reported may come from another machine."""
+    return any(rank.rank == result.failed_rank and rank.failure and rank.failure.collective for rank in result.ranks)
 
 
 def _in_words_of_options(message: str) -> str:

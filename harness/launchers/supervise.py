@@ -67,6 +67,7 @@ class Supervisor:
         self._pids: dict[int, int] = {}
         self._finished: set[int] = set()
         self._heard = [time.monotonic()] * plan.nprocs
+        self._printed = [0] * plan.nprocs
         self._stopped: set[int] = set()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._absent: list[int] = []
@@ -153,7 +154,7 @@ class Supervisor:
         self._read_endings()
         for rank, tail in enumerate(self._tails):
             lines = tail.lines()
-            if lines:
+            if lines or self._has_printed(rank):
                 self._heard[rank] = time.monotonic()
             for line in lines:
                 self._take(rank, line)
@@ -161,6 +162,14 @@ class Supervisor:
         if self._observer is not None and self._plan.method != "inline":
             for line in self._output.lines(to_the_end=self._all_ended()):
                 self._observer.output(line)
+
+    def _has_printed(self, rank: int) -> bool:
+        """Return True where a rank has printed since the last look: of a task that records no steps, that is the heartbeat."""
+        if self._plan.train is not None or self._plan.timeout_s is None:
+            return False
+        log = self._run.log(rank)
+        before, self._printed[rank] = self._printed[rank], log.stat().st_size if log.exists() else 0
+        return self._printed[rank] != before
 
     def _read_endings(self) -> None:
         for process in self._processes:
