@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.digest import Digests, digests, gradient_digest, optimizer_digests, state_digests, value_digest
 from harness.state import TrainingState, random_states
@@ -68,7 +68,7 @@ class Capture:
         self._losses: list[float] = []
         self._counts: list[float] = []
         self._reduced: Gradients = {}
-        self._hooks = [p.register_hook(self._keep_local(name)) for name, p in self._named]
+        self._hooks = [p.register_hook(self._keep_local(name, p)) for name, p in self._named]
         self._watch_losses()
         self._watch_reduction()
 
@@ -110,11 +110,12 @@ class Capture:
             **digests(trainer.model.named_buffers()),
         }
 
-    def _keep_local(self, name: str) -> Any:
+    def _keep_local(self, name: str, parameter: nn.Parameter) -> Any:
         def keep(gradient: Tensor) -> None:
-            before = self._local.get(name)
-            # The same sum, in the same order, that torch makes in .grad over several backwards.
-            self._local[name] = gradient.detach().clone() if before is None else before + gradient.detach()
+            # What torch is about to make of .grad, which then goes into the reduction: with what earlier pieces left there,
+            # and with whatever a step before left, if nobody has set it to zero.
+            before = parameter.grad
+            self._local[name] = gradient.detach().clone() if before is None else before.detach() + gradient.detach()
 
         return keep
 
@@ -158,7 +159,7 @@ def _worst(name: str, local: Sequence[Gradients], reduced: Tensor | None) -> flo
         return 0.0 if reduced is None and not present else float("inf")
     rows = _rows([*present, reduced])
     wide = [_select(part, rows).double() for part in present]
-    mean = sum(wide) / len(local)
+    mean = torch.stack(wide).sum(0) / len(local)
     result = _select(reduced, rows)
     if len(local) <= 2:
         # No sample: 0 and -0 are the same gradient.

@@ -22,7 +22,7 @@ def bits(tensor: Tensor) -> memoryview:
         tensor = tensor.coalesce()
         return memoryview(bytes(bits(tensor.indices())) + bytes(bits(tensor.values())))
     flat = tensor.cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return memoryview(flat.view(torch.uint8).numpy().data)
 
 
 def tensor_digest(tensor: Tensor) -> str:

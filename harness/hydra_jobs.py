@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -19,6 +20,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.compare.chains import may_share_reference
 from harness.environ import usable_cores, wanted_threads
 from harness.errors import ConfigError, HarnessError
 from harness.launchers import pool
@@ -29,6 +31,7 @@ from harness.plan import METHODS, START_METHODS, RunPlan, Task, TrainPlan
 from harness.record import RunResult
 from harness.report.folder import SweepDir, job_report, whole_sweep
 from harness.report.reporter import Reporters
+from harness.report.sweep_report import JobReport
 from harness.rundir import RunDir, write_whole
 from harness.sweep import Job, run_job
 from harness.task import describe_function
@@ -101,7 +104,7 @@ def compose(context: HydraContext, config: DictConfig, overrides: Sequence[str],
     return Composed(number, list(overrides), job)
 
 
-def resolve(node: DictConfig | ListConfig) -> None:
+def resolve(node: Any) -> None:
     """Replace each interpolation by its value; one that cannot be resolved stays, and fails where it is read, as ever."""
     with read_write(node), open_dict(node):
         for key in list(range(len(node))) if isinstance(node, ListConfig) else list(node.keys()):
@@ -113,7 +116,7 @@ def resolve(node: DictConfig | ListConfig) -> None:
                 resolve(node[key])
 
 
-def _replace(node: DictConfig | ListConfig, key: Any) -> None:
+def _replace(node: Any, key: Any) -> None:
     try:
         value = node[key]
         node[key] = value
@@ -143,8 +146,7 @@ def plan_all(composed: Sequence[Composed], function: TaskFunction) -> list[Job]:
 
 def plan_one(one: Composed, task: Task) -> Job:
     """Return one job's plan and folder."""
-    settings = OmegaConf.to_container(one.config.hydra.launcher, resolve=True)
-    assert isinstance(settings, dict)
+    settings = settings_of(one.config)
     environ = {**os.environ, **_env_set(one)}
     problems = _problems_of_start(settings)
     placement = _try(lambda: _place(settings, environ), problems)
@@ -180,6 +182,13 @@ def plan_one(one: Composed, task: Task) -> Job:
     )
     label = {str(name): str(value) for name, value in (settings["choices"] or {}).items()}
     return Job(plan, RunDir(one.folder), list(one.overrides), label)
+
+
+def settings_of(config: DictConfig) -> dict[str, Any]:
+    """Return the plugin's own settings as plain data."""
+    settings = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    assert isinstance(settings, dict)
+    return {str(name): value for name, value in settings.items()}
 
 
 def _try(ask: Callable[[], Any], problems: list[str]) -> Any:
@@ -225,18 +234,17 @@ def _env_set(one: Composed) -> dict[str, str]:
 def _run_all(
     context: HydraContext, function: TaskFunction, composed: Sequence[Composed], jobs: Sequence[Job]
 ) -> list[JobReturn]:
-    launcher = OmegaConf.to_container(composed[0].config.hydra.launcher, resolve=True)
-    assert isinstance(launcher, dict)
     folder, machine = SweepDir(composed[0].config.hydra.sweep.dir), machine_facts()
-    reporters = Reporters.from_config(launcher["report"])
+    reporters = Reporters.from_config(settings_of(composed[0].config)["report"])
     returns, reports = [], []
     try:
         folder.write([(job, job.run.path) for job in jobs], machine)
         reporters.begin(str(folder.path), jobs)
-        for one, job in zip(composed, jobs, strict=True):
+        for one, planned in zip(composed, jobs, strict=True):
             HydraConfig.instance().set_config(one.config)
             write_folder(one)
             context.callbacks.on_job_start(config=one.config, task_function=function)
+            job = with_reference(planned, reports)
             result = _run_one(one, job, reporters)
             returns.append(_job_return(one, job, result))
             reports.append(job_report(job.plan, job.run, result, job.label, job.overrides))
@@ -245,6 +253,16 @@ def _run_all(
     finally:
         reporters.close()
     return returns
+
+
+def with_reference(job: Job, done: Sequence[JobReport]) -> Job:
+    """Return the job, with the evidence of an earlier one whose verification may stand for its own."""
+    for report in done:
+        evidence = RunDir(report.folder).evidence
+        if may_share_reference(report.plan, job.plan) and evidence.exists() and job.plan.train is not None:
+            train = dataclasses.replace(job.plan.train, reference=str(evidence))
+            return dataclasses.replace(job, plan=dataclasses.replace(job.plan, train=train))
+    return job
 
 
 def _run_one(one: Composed, job: Job, reporters: Reporters) -> RunResult:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from harness.faults import table as faults
 from harness.record import FORMAT
 from harness.rundir import RunDir, write_json
 
@@ -27,9 +28,11 @@ class Task:
             ``script`` (a file run as ``__main__``) or ``module`` (the same, by name).
         main_path: File of the parent's ``__main__``, loaded in the rank without its main guard; None without one.
         main_module: The same by module name, where the parent was started by ``python -m``.
-        module: Where the function is, for ``hydra``; the module to run, for ``module``.
+        module: Where a name leads to the function, for ``hydra``; the module to run, for ``module``.
         name: Qualified name of the function, for ``hydra``.
-        line: First line of the function, which tells two of one name apart.
+        line: First line of the function.
+        attribute: The name in ``module`` that leads to the function, under whatever decorators.
+        index: How many decorators, and what else they hold, come before it.
         path: The script, for ``script``.
         arguments: Of the script or module.
     """
@@ -40,13 +43,19 @@ class Task:
     module: str = ""
     name: str = ""
     line: int = 0
+    attribute: str = ""
+    index: int = 0
     path: str = ""
     arguments: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """The training of one recipe. ``steps`` or ``epochs`` says how long; sizes count samples over all ranks."""
+    """The training of one recipe. ``steps`` or ``epochs`` says how long; sizes count samples over all ranks.
+
+    ``reference`` names the evidence of an earlier run of the same training, whose replay stands for this one's wherever the
+    ranks captured the same bits.
+    """
 
     recipe: Mapping[str, Any]
     global_batch_size: int = 64
@@ -68,6 +77,7 @@ class TrainPlan:
     find_unused_parameters: bool = False
     compare: str = "off"
     on_mismatch: str = "stop"
+    reference: str | None = None
     fault: str | None = None
     fault_size: float | None = None
 
@@ -81,7 +91,7 @@ class TrainPlan:
 
     def problems(self, nprocs: int) -> list[str]:
         """Return a sentence for each setting, or pair of settings, that cannot work with ``nprocs`` ranks."""
-        return [sentence for wrong, sentence in self._checks(nprocs) if wrong]
+        return [sentence for wrong, sentence in self._checks(nprocs) if wrong] + faults.problems(self, nprocs)
 
     def _checks(self, nprocs: int) -> list[tuple[bool, str]]:
         size = self.global_batch_size

@@ -272,22 +272,21 @@ def _clip_sparse(parameters: list[nn.Parameter], max_norm: float) -> None:
 def without_dropout() -> Iterator[None]:
     """Let every dropout of torch's be the identity, attention's included, so that a batch and its shards can be compared."""
     names = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-    before = {name: getattr(F, name) for name in (*names, "scaled_dot_product_attention")}
-    attend = F.scaled_dot_product_attention
+    attend: Any = F.scaled_dot_product_attention
+    before = {name: getattr(F, name) for name in names} | {"scaled_dot_product_attention": attend}
 
     def identity(input: Tensor, *_: Any, **__: Any) -> Tensor:
         return input
 
-    def attend_to_all(*args: Any, **kwargs: Any) -> Tensor:
+    def attend_to_all(*args: Any, **kwargs: Any) -> Any:
         # dropout_p is the fifth of its positions.
         if len(args) > 4:
             return attend(*args[:4], 0.0, *args[5:], **kwargs)
         return attend(*args, **{**kwargs, "dropout_p": 0.0})
 
     try:
-        for name in names:
-            setattr(F, name, identity)
-        F.scaled_dot_product_attention = attend_to_all  # type: ignore[assignment]
+        for name in before:
+            setattr(F, name, identity if name in names else attend_to_all)
         yield
     finally:
         for name, function in before.items():

@@ -7,8 +7,10 @@ parent. What it leaves is judged by :mod:`harness.compare`, here and whenever so
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +54,8 @@ class Verification:
         self._plan = plan
         self._make_trainer = make_trainer
         self._seat = seat
+        self._shared = read_evidence(plan.reference) if seat.rank == 0 else None
+        self._own_reference: Reference | None = None
         self._states: list[TrainingState] = []
         self._batches: list[Sequence[int]] = []
 
@@ -61,21 +65,16 @@ class Verification:
         birth = self._gather({**state_digests(trainer.model, trainer.optimizer), **digests(trainer.model.named_buffers())})
         facts = self._gather({**trainer.facts(), "uncovered": uncovered(trainer)})
         partition = self._partition(trainer)
-        reference = None
-        if self._seat.rank == 0:
-            with undisturbed_random():
-                reference = Reference(self._plan, self._seat.world_size, self._seat.device, trainer.num_steps)
-        steps = self._steps(trainer, reference)
-        evaluation = self._evaluation(trainer, reference)
-        why_not = self._why_no_mathematics(reference)
-        is_wide = self._plan.precision == "float64"
-        own = None if why_not or is_wide else self._mathematics(self._plan, reference, None)
-        wide = None
-        if not why_not and (is_wide or self._plan.compare != "quick"):
-            wide = self._mathematics(dataclasses.replace(self._plan, precision="float64"), reference, torch.float64)
+        self._num_steps = trainer.num_steps
+        steps = self._steps(trainer)
+        evaluation = self._evaluation(trainer)
+        shares = self._shares_all(birth, steps)
+        why_not = self._why_no_mathematics(shares)
+        own, wide = self._own_and_wide(shares, why_not)
         twice = self._without_capture(steps) if self._plan.compare != "quick" else None
-        if reference is None:
+        if self._seat.rank != 0:
             return None
+        reference_birth, has_batch_norm = self._born(birth)
         evidence = Evidence(
             format=FORMAT,
             tier=self._plan.compare,
@@ -83,15 +82,16 @@ class Verification:
             precision=self._plan.precision,
             deterministic=self._plan.deterministic,
             sync_bn=self._plan.sync_bn,
-            has_batch_norm=bool(reference.batch_norms),
+            has_batch_norm=has_batch_norm,
             uses_random=self._uses_random,
             find_unused_parameters=self._plan.find_unused_parameters,
             asked_world_size=self._rank.plan.nprocs,
+            shared_with=str(self._plan.reference) if shares else "",
             facts=facts,
             uncovered=sorted({name for each in facts for name in each["uncovered"]}),
             partition=partition,
             birth=birth,
-            reference_birth=reference.birth,
+            reference_birth=reference_birth,
             steps=steps,
             float64=wide,
             own_precision=own,
@@ -103,9 +103,42 @@ class Verification:
         write_json(self._rank.run.evidence, evidence)
         return evidence
 
+    # --- the reference -----------------------------------------------------------------------------------------------
+
+    def _reference(self, number: int) -> Reference:
+        """Return the reference, with its scheduler at step ``number``; made when it is first needed."""
+        if self._own_reference is None:
+            self._own_reference = Reference(self._plan, self._seat.world_size, self._seat.device, self._num_steps)
+            self._scheduled = 0
+        while self._scheduled < number:
+            self._own_reference.next_step()
+            self._scheduled += 1
+        return self._own_reference
+
+    def _born(self, birth: list[Digests]) -> tuple[Digests, bool]:
+        """Return the reference's state at step 0, and whether it has BatchNorm."""
+        if self._shared is not None and self._shared["birth"] == birth:
+            return self._shared["reference_birth"], self._shared["has_batch_norm"]
+        with undisturbed_random():
+            reference = self._reference(0)
+        return reference.birth, bool(reference.batch_norms)
+
+    def _twin(self, step: StepEvidence) -> StepEvidence | None:
+        """Return the shared evidence of a step, if the ranks captured the same bits there."""
+        known = self._shared["steps"] if self._shared is not None else []
+        for one in known:
+            if all(one[key] == step[key] for key in CAPTURED) and one["loss"]["ranks"] == step["loss"]["ranks"]:  # type: ignore[literal-required]
+                return one
+        return None
+
+    def _shares_all(self, birth: list[Digests], steps: list[StepEvidence]) -> bool:
+        """Return True, on all ranks, where the shared evidence stands for all of this run's."""
+        same = self._shared is not None and self._shared["birth"] == birth and self._own_reference is None and bool(steps)
+        return bool(self._tell(same))
+
     # --- the steps ---------------------------------------------------------------------------------------------------
 
-    def _steps(self, trainer: Trainer, reference: Reference | None) -> list[StepEvidence]:
+    def _steps(self, trainer: Trainer) -> list[StepEvidence]:
         capture = Capture(trainer)
         self._uses_random = False
         found = []
@@ -114,47 +147,38 @@ class Verification:
             self._states.append(state)
             self._batches.append(captured.ids)
             ranks = self._exchange(captured)
-            if reference is not None:
+            if self._seat.rank == 0:
                 with undisturbed_random():
-                    found.append(self._check(number, ranks, state, reference))
-                    reference.next_step()
+                    found.append(self._check(number, ranks, state))
             self._meet()
         capture.close()
         return found
 
-    def _check(self, number: int, ranks: list[Captured], state: TrainingState, reference: Reference) -> StepEvidence:
+    def _check(self, number: int, ranks: list[Captured], state: TrainingState) -> StepEvidence:
+        step = _captured(number, ranks)
+        twin = self._twin(step)
+        if twin is not None:
+            self._uses_random = bool(self._shared and self._shared["uses_random"])
+            return twin
+        reference = self._reference(number)
         replayed, why_not = self._replay(ranks, state, reference)
         first = ranks[0]
         items = sum(r.reported[1] for r in ranks) if first.counts_items else None
         after, moved = reference.update(state, first.reduced, items)
-        sums = [_sums(r.losses, c.counts, c.counts_items) for r, c in zip(replayed, ranks, strict=True)] if replayed else None
-        return StepEvidence(
-            step=number,
-            lr=[r.lr for r in ranks],
-            declared_lr=reference.declared_lr(),
-            rng=[r.rng for r in ranks],
-            batches=[r.batch for r in ranks],
-            replayed_batches=[r.batch for r in replayed] if replayed and not self._random_data else None,
-            before=[r.before for r in ranks],
-            losses=[r.losses for r in ranks],
-            replayed_losses=[r.losses for r in replayed] if replayed else None,
-            local=[_gradient_digests(r.local) for r in ranks],
-            replayed_local=[_as_captured(r, c) for r, c in zip(replayed, ranks, strict=True)] if replayed else None,
-            local_excess=None,
-            not_replayed=why_not,
-            reduced=[r.reduced_digests() for r in ranks],
-            reduction_ratio=reduction_ratios([r.local for r in ranks], first.reduced),
-            after=[r.after for r in ranks],
-            replayed_after=after,
-            buffers=[r.buffers for r in ranks],
-            replayed_buffers=[r.buffers for r in replayed] if replayed else None,
-            movement=self._movement(first, state, moved),
-            loss={
-                "ranks": [r.reported for r in ranks],
-                "reference": sums or [_sums(r.losses, r.counts, r.counts_items) for r in ranks],
-                "reported": ratio(sum(r.reported[0] for r in ranks), sum(r.reported[1] for r in ranks)),
-            },
-        )
+        if replayed is not None:
+            step["replayed_batches"] = None if self._random_data else [r.batch for r in replayed]
+            step["replayed_losses"] = [r.losses for r in replayed]
+            step["replayed_local"] = [_as_captured(r, c) for r, c in zip(replayed, ranks, strict=True)]
+            step["replayed_buffers"] = [r.buffers for r in replayed]
+            step["loss"]["reference"] = [
+                _sums(r.losses, c.counts, c.counts_items) for r, c in zip(replayed, ranks, strict=True)
+            ]
+        step["declared_lr"] = reference.declared_lr()
+        step["not_replayed"] = why_not
+        step["reduction_ratio"] = reduction_ratios([r.local for r in ranks], first.reduced)
+        step["replayed_after"] = after
+        step["movement"] = self._movement(first, state, moved)
+        return step
 
     def _replay(
         self, ranks: list[Captured], state: TrainingState, reference: Reference
@@ -205,41 +229,58 @@ class Verification:
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
-    def _evaluation(self, trainer: Trainer, reference: Reference | None) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def _evaluation(self, trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]] | None:
         recipe, plan, ranks = trainer.recipe, self._plan, self._seat.world_size
         if not has_evaluation(recipe):
             return None
         dataset = recipe.eval_dataset()  # type: ignore[attr-defined]
         number = min(len(dataset), EVALUATED * plan.global_batch_size)
         reported = evaluate(trainer, torch.utils.data.Subset(dataset, range(number)))
-        if reference is None:
+        if self._seat.rank != 0:
             return None
+        mine = {name: list(pair) for name, pair in reported.items()}
+        if self._shared is not None and self._own_reference is None and self._shared["evaluation"] == mine:
+            return mine, self._shared["reference_evaluation"] or {}
         state = TrainingState.of(trainer.model, trainer.optimizer)
         parts = [shard(range(number), rank, ranks) for rank in range(ranks)]
-        expected = reference.evaluate(state, parts, -(-plan.global_batch_size // ranks))
-        return {name: list(pair) for name, pair in reported.items()}, expected
+        with undisturbed_random():
+            expected = self._reference(0).evaluate(state, parts, -(-plan.global_batch_size // ranks))
+        return mine, expected
 
     # --- mathematics -------------------------------------------------------------------------------------------------
 
-    def _why_no_mathematics(self, reference: Reference | None) -> str:
-        reasons: list[Any] = [""]
-        if reference is not None and reference.draws_random(0):
-            reasons = ["the data set draws random numbers, so that a batch cannot be read twice"]
-        if self._seat.world_size > 1:
-            dist.broadcast_object_list(reasons, 0)
-        return str(reasons[0])
+    def _why_no_mathematics(self, shares: bool) -> str:
+        why_not = ""
+        if self._seat.rank == 0 and not shares:
+            with undisturbed_random():
+                if self._reference(0).draws_random(0):
+                    why_not = "the data set draws random numbers, so that a batch cannot be read twice"
+        elif self._shared is not None:
+            why_not = self._shared["not_mathematics"]
+        return str(self._tell(why_not))
 
-    def _mathematics(
-        self, plan: TrainPlan, reference: Reference | None, dtype: torch.dtype | None
-    ) -> list[Mathematics] | None:
+    def _own_and_wide(self, shares: bool, why_not: str) -> tuple[list[Mathematics] | None, list[Mathematics] | None]:
+        """Return the mathematics in the run's own precision, and in float64; None for what is not run."""
+        if shares:
+            return (self._shared["own_precision"], self._shared["float64"]) if self._shared is not None else (None, None)
+        if why_not:
+            return None, None
+        is_wide = self._plan.precision == "float64"
+        own = None if is_wide else self._mathematics(self._plan, None)
+        if not is_wide and self._plan.compare == "quick":
+            return own, None
+        return own, self._mathematics(dataclasses.replace(self._plan, precision="float64"), torch.float64)
+
+    def _mathematics(self, plan: TrainPlan, dtype: torch.dtype | None) -> list[Mathematics] | None:
         """Compare the ranks' gradient with the whole batch's, dropout being off, at the first two states."""
         trainer = self._make_trainer(plan)
         found = []
         for number, (state, batch) in enumerate(zip(self._states[:2], self._batches[:2], strict=True)):
             state.restore(trainer.model)
             loss, gradients = self._gradient_of_ranks(trainer, batch)
-            if reference is not None:
-                found.append(self._compare(number, loss, gradients, state, batch, reference, dtype))
+            if self._seat.rank == 0:
+                with undisturbed_random():
+                    found.append(self._compare(number, loss, gradients, state, batch, self._reference(0), dtype))
             self._meet()
         return found if self._seat.rank == 0 else None
 
@@ -279,6 +320,13 @@ class Verification:
 
     # --- between ranks -----------------------------------------------------------------------------------------------
 
+    def _tell(self, value: Any) -> Any:
+        """Return rank 0's value on all ranks."""
+        values = [value]
+        if self._seat.world_size > 1:
+            dist.broadcast_object_list(values, 0)
+        return values[0]
+
     def _gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order."""
         values: list[Any] = [value] * self._seat.world_size
@@ -303,6 +351,49 @@ class Verification:
     def _meet(self) -> None:
         if self._seat.world_size > 1:
             dist.barrier()
+
+
+CAPTURED = ("lr", "rng", "batches", "before", "losses", "local", "reduced", "after", "buffers")
+"""What the ranks alone say of a step; where it is the same, so is all that the reference says."""
+
+
+def _captured(number: int, ranks: list[Captured]) -> StepEvidence:
+    """Return what the ranks captured of a step; what the reference says of it is not there yet."""
+    return StepEvidence(
+        step=number,
+        lr=[r.lr for r in ranks],
+        declared_lr=[],
+        rng=[r.rng for r in ranks],
+        batches=[r.batch for r in ranks],
+        replayed_batches=None,
+        before=[r.before for r in ranks],
+        losses=[r.losses for r in ranks],
+        replayed_losses=None,
+        local=[_gradient_digests(r.local) for r in ranks],
+        replayed_local=None,
+        local_excess=None,
+        not_replayed="",
+        reduced=[r.reduced_digests() for r in ranks],
+        reduction_ratio={},
+        after=[r.after for r in ranks],
+        replayed_after=None,
+        buffers=[r.buffers for r in ranks],
+        replayed_buffers=None,
+        movement={},
+        loss={
+            "ranks": [r.reported for r in ranks],
+            "reference": [_sums(r.losses, r.counts, r.counts_items) for r in ranks],
+            "reported": ratio(sum(r.reported[0] for r in ranks), sum(r.reported[1] for r in ranks)),
+        },
+    )
+
+
+def read_evidence(path: str | None) -> Evidence | None:
+    """Return the evidence of an earlier run, as it was read back from JSON."""
+    if path is None or not Path(path).exists():
+        return None
+    found: Evidence = json.loads(Path(path).read_text())
+    return found
 
 
 def uncovered(trainer: Trainer) -> list[str]:

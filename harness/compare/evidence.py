@@ -81,6 +81,7 @@ class Evidence(TypedDict):
     uses_random: bool  # a forward pass draws random numbers (dropout)
     find_unused_parameters: bool
     asked_world_size: int
+    shared_with: str  # evidence of another run, bit for bit the same, whose reference this is; empty where it has its own
     facts: list[dict[str, Any]]  # per rank, as in rank-N.jsonl (R0)
     uncovered: list[str]  # trainable parameters that no reduction covers (R0)
     partition: Partition
