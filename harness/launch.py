@@ -24,7 +24,7 @@ from harness.launchers.torchrun import TorchrunLauncher
 from harness.options import parse
 from harness.plan import RunPlan, Task
 from harness.record import RunResult, to_json
-from harness.request import Attempt, Request, details, summary, without_paths
+from harness.request import Attempt, Console, Request, details, summary, without_paths
 from harness.rundir import RunDir, write_json
 from harness.sweep import clear
 
@@ -54,7 +54,7 @@ def _launch(asked: argparse.Namespace) -> int:
     print(summary(plan), file=sys.stderr, flush=True)
     _tell_unused(asked)
     with _folder(asked.log_dir) as run, _engine(asked) as launcher:
-        attempt = Attempt(run, plan, launcher)
+        attempt = Attempt(run, plan, launcher, Console())
         result = attempt.watch()
         assert result is not None
         clear(run, plan)

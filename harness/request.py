@@ -16,7 +16,7 @@ from harness.environ import common_environment, usable_cores, wanted_threads
 from harness.errors import ConfigError, HarnessError
 from harness.launchers import pool
 from harness.launchers.base import Launcher, Process
-from harness.launchers.supervise import Supervisor
+from harness.launchers.supervise import Observer, Supervisor
 from harness.placement import Machine, Placement, place
 from harness.plan import START_METHODS, RunPlan, Task
 from harness.record import RunResult
@@ -146,12 +146,12 @@ class Console:
 class Attempt:
     """One run of ranks from its start to its result, by the one supervisor."""
 
-    def __init__(self, run: RunDir, plan: RunPlan, launcher: Launcher | None = None) -> None:
+    def __init__(self, run: RunDir, plan: RunPlan, launcher: Launcher | None = None, observer: Observer | None = None) -> None:
         self.run = run
         self.plan = plan
         self.processes: Sequence[Process] = ()
         self._launcher = launcher or pool.launcher(plan.method)
-        self._supervisor = Supervisor(run, plan, Console(), time.monotonic())
+        self._supervisor = Supervisor(run, plan, observer, time.monotonic())
         plan.write(run)
 
     def watch(self, timeout: float | None = None) -> RunResult | None:

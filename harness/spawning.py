@@ -23,7 +23,7 @@ from harness.plan import RunPlan, Task
 from harness.portable import name_of, pickle_call, require_guard, require_no_group
 from harness.raising import exception_of
 from harness.record import RunResult
-from harness.request import Attempt, Request, summary
+from harness.request import Attempt, Console, Request, summary
 from harness.rundir import RunDir, write_whole
 from harness.task import describe_main
 
@@ -75,7 +75,7 @@ class SpawnContext:
         self._plan = plan
         self._run = RunDir(tempfile.mkdtemp(prefix="harness-"))
         write_whole(self._run.call, call)
-        self._attempt = Attempt(self._run, plan)
+        self._attempt = Attempt(self._run, plan, observer=Console())
         self._end = weakref.finalize(self, _clean, self._attempt, os.getpid())
         self._result: RunResult | None = None
         self._error: BaseException | None = None
