@@ -111,7 +111,7 @@ def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record:
         record.end("exit", code)
         return code
     except BaseException as error:
-        failure = failure_of(error)
+        failure = failure_of(error, RunPlan.read(run).cwd)
         if not run.call.exists():
             # The caller of spawn() gets the traceback with the exception.
             print(failure.traceback, file=sys.stderr, flush=True)

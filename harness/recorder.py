@@ -90,12 +90,12 @@ class Recorder:
         write_whole(path, content)
 
 
-def failure_of(error: BaseException) -> Failure:
-    """Return an exception as text."""
+def failure_of(error: BaseException, cwd: str | None = None) -> Failure:
+    """Return an exception as text; paths below ``cwd`` are relative to it."""
     return Failure(
         type=type(error).__name__,
         message=_text_of(error),
-        where=_where(error),
+        where=_where(error, cwd or os.getcwd()),
         traceback="".join(traceback.format_exception(type(error), error, _from_users_code(error.__traceback__))),
         collective=any(map(_is_collective, _chain(error))),
         t=time.monotonic(),
@@ -127,20 +127,20 @@ def _from_users_code(trace: TracebackType | None) -> TracebackType | None:
     return own or trace
 
 
-def _where(error: BaseException) -> str:
+def _where(error: BaseException, cwd: str) -> str:
     """Return the line that raised, if it is the user's; else, behind what a library made of it, the cause's; else the nearest."""
     stacks = [frames for one in _chain(error) if (frames := traceback.extract_tb(one.__traceback__))]
     for frames in stacks:
         if not _is_library(frames[-1].filename):
-            return _shown(frames[-1])
+            return _shown(frames[-1], cwd)
     users = [frame for frames in reversed(stacks) for frame in reversed(frames) if not _is_library(frame.filename)]
-    return _shown((users or [stacks[0][-1]])[0]) if stacks else ""
+    return _shown((users or [stacks[0][-1]])[0], cwd) if stacks else ""
 
 
-def _shown(frame: traceback.FrameSummary) -> str:
+def _shown(frame: traceback.FrameSummary, cwd: str) -> str:
     path = frame.filename
-    if path.startswith(os.getcwd() + os.sep):
-        path = os.path.relpath(path)
+    if path.startswith(cwd.rstrip(os.sep) + os.sep):
+        path = os.path.relpath(path, cwd)
     return f"{path}:{frame.lineno}"
 
 

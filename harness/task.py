@@ -105,21 +105,20 @@ def describe_function(function: Callable[..., Any]) -> Task:
     Raises:
         ConfigError: It cannot be found by name (a lambda, a nested function, a program read from standard input).
     """
-    name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
+    name, module = getattr(function, "__qualname__", repr(function)), getattr(function, "__module__", "")
     path, main_module = describe_main()
-    task = Task(
-        kind="hydra", main_path=path, main_module=main_module, module=module, name=name, line=_line_of(function)
-    )
     if module == "__main__" and path is None:
         raise ConfigError(
             f"{name} cannot be loaded in the ranks: it was typed in, or read from standard input. Save it as a file."
         )
-    if not any(candidate is function for candidate in _candidates(sys.modules[module], task)):
-        raise ConfigError(
-            f"{name} ({module}) cannot be loaded in the ranks: it is a lambda or lies inside another function. "
-            "Move it to the top level of its module."
-        )
-    return task
+    for holder in dict.fromkeys([module, "__main__", *sys.modules]):
+        for attribute, index, candidate in _candidates(sys.modules.get(holder)):
+            if candidate is function:
+                return Task("hydra", path, main_module, holder, name, _line_of(function), attribute, index)
+    raise ConfigError(
+        f"{name} ({module}) cannot be loaded in the ranks: it is a lambda or lies inside another function. "
+        "Move it to the top level of its module."
+    )
 
 
 def describe_main() -> tuple[str | None, str | None]:
@@ -166,16 +165,21 @@ def find_function(task: Task) -> Callable[..., Any]:
     Raises:
         ConfigError: The module has no such function any more.
     """
-    for candidate in _candidates(sys.modules[task.module], task):
-        return candidate
-    raise ConfigError(f"{task.name} is not in {task.module} (line {task.line}) when a rank loads it: did the file change?")
+    for attribute, index, candidate in _candidates(sys.modules[task.module]):
+        same = (attribute, index, _line_of(candidate)) == (task.attribute, task.index, task.line)
+        if same and getattr(candidate, "__qualname__", task.name) == task.name:
+            return candidate
+    raise ConfigError(
+        f"{task.name} (line {task.line}) is not in {task.module} when a rank loads it. Has the file changed, "
+        "or is it defined under the main guard? Move it to the top level."
+    )
 
 
-def _candidates(module: ModuleType, task: Task) -> Iterator[Callable[..., Any]]:
-    for value in list(vars(module).values()):
-        for function in _unwrapped(value, set()):
-            if (getattr(function, "__qualname__", None), _line_of(function)) == (task.name, task.line):
-                yield function
+def _candidates(module: ModuleType | None) -> Iterator[tuple[str, int, Callable[..., Any]]]:
+    """Yield what a module's names lead to: the name, how deep under it, and the function."""
+    for attribute, value in list(vars(module).items()) if module is not None else ():
+        for index, function in enumerate(_unwrapped(value, set())):
+            yield attribute, index, function
 
 
 def _unwrapped(value: Any, seen: set[int]) -> Iterator[Callable[..., Any]]:
@@ -184,8 +188,9 @@ def _unwrapped(value: Any, seen: set[int]) -> Iterator[Callable[..., Any]]:
         return
     seen.add(id(value))
     yield value
-    inner = [getattr(value, "__wrapped__", None)]
+    inner = [getattr(value, "__wrapped__", None), getattr(value, "func", None)]
     inner += [_cell(cell) for cell in getattr(value, "__closure__", None) or ()]
+    inner += getattr(value, "__dict__", {}).values()
     for candidate in inner:
         yield from _unwrapped(candidate, seen)
 
