@@ -1,37 +1,17 @@
-"""The ladder of checks: from what ranks and reference recorded to a verdict. Pure arithmetic on records."""
+"""The verdict on one run: the rungs of the ladder, and what to say of them. Pure arithmetic on records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
-from typing import Literal
 
-Status = Literal["passed", "failed", "not checked"]
+from harness.compare.evidence import Evidence
+from harness.compare.ladder import climb
+from harness.compare.rung import Rung, Status
 
-
-@dataclass(frozen=True)
-class Rung:
-    """One check.
-
-    Attributes:
-        name: ``R0`` to ``R14``.
-        title: What it is about, in a word or two.
-        status: ``not checked`` has its reason in ``detail``.
-        quantity: The worst value that was seen; None where bits or whole sets were compared.
-        threshold: What it may be at most.
-        origin: Of the threshold: ``bits``, ``theorem``, ``measured`` or ``declared``.
-        detail: What was compared, or why not; for a red rung, what usually causes it.
-        where: For a red rung, step, rank, stage and tensor, as far as they are known.
-    """
-
-    name: str
-    title: str
-    status: Status
-    quantity: float | None = None
-    threshold: float | None = None
-    origin: str = "bits"
-    detail: str = ""
-    where: Mapping[str, str | int] | None = None
+_BEFORE_STEPS = 2
+"""The last rung that is about what comes before the first step."""
+_RANKING: tuple[Status, ...] = ("failed", "passed", "not checked")
 
 
 @dataclass(frozen=True)
@@ -42,8 +22,11 @@ class Verdict:
 
     @property
     def failed(self) -> Rung | None:
-        """The first red rung, which names the class of fault."""
-        return next((rung for rung in self.rungs if rung.status == "failed"), None)
+        """The red rung that names the class of fault: of the earliest step, and there the first of the ladder.
+
+        What goes wrong in one step makes higher rungs red in it, and any rung in the steps after it.
+        """
+        return min((rung for rung in self.rungs if rung.status == "failed"), key=_when, default=None)
 
     @property
     def num_passed(self) -> int:
@@ -54,3 +37,63 @@ class Verdict:
     def num_checked(self) -> int:
         """Number of rungs that were run."""
         return sum(rung.status != "not checked" for rung in self.rungs)
+
+    @property
+    def is_proof(self) -> bool:
+        """True where nothing is red and the chain to one process has no gap.
+
+        That takes the update (R5) and the gradient, either link by link (R3; R4, which only one rank does without) or as a
+        whole (R7 or R8).
+        """
+        green = {rung.name for rung in self.rungs if rung.status == "passed"}
+        return self.failed is None and "R5" in green and not green.isdisjoint(("R3", "R7", "R8"))
+
+    @property
+    def label(self) -> str:
+        """The verdict in a table's cell."""
+        if self.failed is not None:
+            return f"FAILED {self.failed.name}"
+        if self.num_checked == 0:
+            return "not checked"
+        count = f"{self.num_passed} of {self.num_checked} checks"
+        return f"equal to 1 process: {count}" if self.is_proof else f"not proven: {count}"
+
+    def sentences(self) -> list[str]:
+        """Return what to say of a red verdict: the first red rung in full, then what else is red; nothing of a green one."""
+        first = self.failed
+        if first is None:
+            return []
+        others = [f"{rung.name} ({rung.title})" for rung in self.rungs if rung.status == "failed" and rung is not first]
+        return [first.sentence(), *([f"Also red, and probably for the same reason: {', '.join(others)}."] if others else [])]
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each rung that was not checked, with its reason."""
+        return [rung.sentence() for rung in self.rungs if rung.status == "not checked"]
+
+    def joined_by(self, *others: Rung) -> Verdict:
+        """Return this verdict with rungs that came from elsewhere (R10, R12, R13), in the ladder's order.
+
+        Of two rungs of one name the red one counts, else the green one.
+        """
+        best: dict[str, Rung] = {}
+        for rung in (*self.rungs, *others):
+            known = best.setdefault(rung.name, rung)
+            if _RANKING.index(rung.status) < _RANKING.index(known.status):
+                best[rung.name] = rung
+        return Verdict(tuple(sorted(best.values(), key=lambda rung: int(rung.name[1:]))))
+
+
+def _when(rung: Rung) -> tuple[float, int]:
+    """Return what orders red rungs by cause: before the first step, the step, after the last; then place in the ladder."""
+    number, where = int(rung.name[1:]), rung.where or {}
+    if number <= _BEFORE_STEPS or where.get("stage") == "evidence":
+        return -1, number
+    return float(where.get("step", math.inf)), number
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """Return what the evidence of one verification comes to. It raises nothing: evidence that cannot be read is red."""
+    return Verdict(climb(evidence))
+
+
+__all__ = ["Rung", "Status", "Verdict", "judge"]
