@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra import version
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.errors import CompactHydraException
@@ -35,6 +36,7 @@ from harness.report.sweep_report import JobReport
 from harness.rundir import RunDir, write_whole
 from harness.sweep import Job, run_job
 from harness.task import describe_function
+from harness.trials import groups, run_trials
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +94,9 @@ def compose(context: HydraContext, config: DictConfig, overrides: Sequence[str],
     with open_dict(job):
         job.hydra.job.id = str(number)
         job.hydra.job.num = number
+        if job.hydra.job.chdir is None:
+            # As Hydra itself decides it, by the app's version_base.
+            job.hydra.job.chdir = not version.base_at_least("1.2")
     HydraConfig.instance().set_config(job)
     folder = os.path.abspath(os.path.join(str(job.hydra.sweep.dir), str(job.hydra.sweep.subdir)))
     with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
@@ -132,7 +137,7 @@ def plan_all(composed: Sequence[Composed], function: TaskFunction) -> list[Job]:
     Raises:
         ConfigError: Any of them has a setting that cannot work; all such settings of all jobs are named.
     """
-    task = describe_function(function)
+    task = describe_function(function, inline=all(settings_of(one.config)["method"] == "inline" for one in composed))
     jobs, problems = [], []
     for one in composed:
         try:
@@ -208,6 +213,7 @@ def _problems_of_start(settings: Mapping[str, Any]) -> list[str]:
             f"launcher.start_method={settings['start_method']} is unknown; use {', '.join(START_METHODS)}.",
         ),
         (timeout_s is not None and timeout_s <= 0, f"launcher.timeout_s={timeout_s} must be above 0, or null."),
+        (settings["pairs"] < 0, f"compare.pairs={settings['pairs']} must be 0 (one launch per job) or more."),
         (grace_s < 0, f"launcher.grace_s={grace_s} must be 0 or more."),
     ]
     return [sentence for wrong, sentence in checks if wrong]
@@ -249,6 +255,7 @@ def _run_all(
             returns.append(_job_return(one, job, result))
             reports.append(job_report(job.plan, job.run, result, job.label, job.overrides))
             context.callbacks.on_job_end(config=one.config, job_return=returns[-1])
+        reports = with_trials(reports, settings_of(composed[0].config), machine)
         reporters.report(whole_sweep(folder, reports))
     finally:
         reporters.close()
@@ -263,6 +270,17 @@ def with_reference(job: Job, done: Sequence[JobReport]) -> Job:
             train = dataclasses.replace(job.plan.train, reference=str(evidence))
             return dataclasses.replace(job, plan=dataclasses.replace(job.plan, train=train))
     return job
+
+
+def with_trials(reports: list[JobReport], settings: Mapping[str, Any], machine: Mapping[str, str]) -> list[JobReport]:
+    """Return the jobs with the further launches that ``compare.pairs`` asks for."""
+    by_job = {report.plan.job: report for report in reports}
+    for group in groups(reports, settings["aa"]) if settings["pairs"] else []:
+        names = " against ".join(f"job {report.plan.job}" for report in group)
+        for number, report in enumerate(run_trials(group, settings["pairs"], machine), start=1):
+            log.info(f"{names}: launch {number} (job {report.plan.job})")
+            by_job[report.plan.job] = report
+    return list(by_job.values())
 
 
 def _run_one(one: Composed, job: Job, reporters: Reporters) -> RunResult:

@@ -23,6 +23,7 @@ from harness.recorder import Recorder
 from harness.rundir import RunDir, write_whole
 
 _loading: list[str] = []
+_here: dict[str, Callable[..., Any]] = {}
 
 
 def run_task(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> Any:
@@ -82,7 +83,7 @@ def _run_hydra(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorde
     setup_globals()
     # The configuration may hold types that the main script defines, and resolvers that it registers.
     load_main(plan.task)
-    if plan.task.module not in ("__main__", "__mp_main__"):
+    if plan.task.module not in ("", "__main__", "__mp_main__"):
         importlib.import_module(plan.task.module)
     configs = pickle.loads(run.config.read_bytes())
     HydraConfig.instance().set_config(configs["hydra"])
@@ -99,14 +100,20 @@ def _run_hydra(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorde
     return function(configs["task"])
 
 
-def describe_function(function: Callable[..., Any]) -> Task:
+def describe_function(function: Callable[..., Any], inline: bool = False) -> Task:
     """Return how a rank finds ``function`` again.
+
+    Args:
+        inline: True where the rank is this process, which needs no name for it.
 
     Raises:
         ConfigError: It cannot be found by name (a lambda, a nested function, a program read from standard input).
     """
     name, module = getattr(function, "__qualname__", repr(function)), getattr(function, "__module__", "")
     path, main_module = describe_main()
+    if inline:
+        _here[name] = function
+        return Task("hydra", path, main_module, name=name)
     if module == "__main__" and path is None:
         raise ConfigError(
             f"{name} cannot be loaded in the ranks: it was typed in, or read from standard input. Save it as a file."
@@ -165,6 +172,8 @@ def find_function(task: Task) -> Callable[..., Any]:
     Raises:
         ConfigError: The module has no such function any more.
     """
+    if not task.module:
+        return _here[task.name]
     for attribute, index, candidate in _candidates(sys.modules[task.module]):
         same = (attribute, index, _line_of(candidate)) == (task.attribute, task.index, task.line)
         if same and getattr(candidate, "__qualname__", task.name) == task.name:

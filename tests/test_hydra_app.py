@@ -87,8 +87,9 @@ def main(cfg):
     hydra_cfg = HydraConfig.get()
     told = {
         "cfg": content(cfg), "hydra": OmegaConf.to_container(hydra_cfg, resolve=False),
-        "cwd": os.getcwd(), "argv": sys.argv, "path": sys.path, "hashseed": os.environ["PYTHONHASHSEED"], "threads": os.environ["OMP_NUM_THREADS"],
-        "set": [os.environ["FROM_JOB"], os.environ["COPIED"]], "size": instantiate(cfg.thing).size, "original": hydra.utils.get_original_cwd(),
+        "cwd": os.getcwd(), "argv": sys.argv, "path": sys.path, "original": hydra.utils.get_original_cwd(),
+        "hashseed": os.environ["PYTHONHASHSEED"], "threads": os.environ["OMP_NUM_THREADS"],
+        "set": [os.environ["FROM_JOB"], os.environ["COPIED"]], "size": instantiate(cfg.thing).size,
         "same": Answer is sys.modules["__main__"].Answer,
     }
     with open(f"{cfg.folder}/rank-{hydra_cfg.job.num}-{rank}.json", "w") as file:
