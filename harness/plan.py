@@ -96,7 +96,7 @@ class TrainPlan:
     def _checks(self, nprocs: int) -> list[tuple[bool, str]]:
         size = self.global_batch_size
         return [
-            (not self.recipe.get("_target_"), "recipe has no _target_: name the class of the recipe, as conf/recipe/mnist.yaml does."),
+            (not self.recipe.get("_target_"), "recipe has no _target_: name its class, as conf/recipe/mnist.yaml does."),
             (size < 1, f"global_batch_size={size} must be at least 1."),
             (
                 1 <= size < nprocs,
@@ -128,6 +128,21 @@ class TrainPlan:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """One launch of a comparison of launchers.
+
+    Attributes:
+        order: Among all launches of the comparison, from 0.
+        pair: The pair that it belongs to.
+        replaces: The disturbed pair that this one repeats; None for a first attempt.
+    """
+
+    order: int
+    pair: int
+    replaces: int | None = None
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """One run.
 
@@ -147,6 +162,7 @@ class RunPlan:
         master_port: Of the rendezvous store on loopback; None for one that the system chooses.
         max_restarts: How often torch's engine starts all ranks again after a failure.
         num_machines: That take part; above 1, torch's engine finds the others, and files count this machine's ranks from 0.
+        trial: Its place in a comparison of launchers; None for a job's own run.
         train: What the harness's own training loop does; None for anybody else's task.
     """
 
@@ -169,6 +185,7 @@ class RunPlan:
     master_port: int | None = None
     max_restarts: int = 0
     num_machines: int = 1
+    trial: Trial | None = None
     train: TrainPlan | None = None
 
     def write(self, run: RunDir) -> None:
@@ -182,7 +199,9 @@ class RunPlan:
         data.pop("format")
         task = dict(data.pop("task"))
         task["arguments"] = tuple(task["arguments"])
-        train = data.pop("train")
+        train, trial = data.pop("train"), data.pop("trial")
         for name in ("devices", "sys_path", "argv"):
             data[name] = tuple(data[name])
-        return cls(task=Task(**task), train=TrainPlan(**train) if train else None, **data)
+        data["trial"] = Trial(**trial) if trial else None
+        data["train"] = TrainPlan(**train) if train else None
+        return cls(task=Task(**task), **data)

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 
+TRIALS = "trials"
+"""Folder, inside a job's, of the launches that were made to compare launchers."""
+
+
 class RunDir:
     """The files of one run. Whole files are written aside and renamed; only ``rank-N.jsonl`` and ``rank-N.log`` grow."""
 
@@ -102,6 +106,10 @@ class RunDir:
         whole = (self.result, self.stacks, self.store, self.scratch, self.engine_log)
         for path in [*whole, *(path for name in names for path in self.path.glob(name))]:
             path.unlink(missing_ok=True)
+
+    def trial(self, order: int) -> RunDir:
+        """The folder of one launch of a comparison of launchers."""
+        return RunDir(self.path / TRIALS / str(order))
 
     def events(self, rank: int) -> list[dict[str, Any]]:
         """Return the whole events that ``rank`` has recorded so far; a line cut off by a kill is left out."""

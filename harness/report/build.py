@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from harness.compare.chains import differences
 from harness.compare.performance import Launch, PerformanceVerdict, compare
 from harness.errors import NotComparable
 from harness.record import RankResult
@@ -53,13 +54,21 @@ def work(job: JobReport) -> dict[str, Any]:
 
 
 def _speed(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> PerformanceVerdict | None:
+    paired = bool(base.trials and job.trials) and not differences(base.plan, job.plan)
+    mine, theirs = (trials_of(one, machine) if paired else [launch_of(one, machine)] for one in (job, base))
     try:
-        return compare([launch_of(base, machine)], [launch_of(job, machine)], varied=("nprocs", "threads"))
+        return compare(theirs, mine, varied=() if paired else ("nprocs", "threads"))
     except NotComparable:
         return None
 
 
-def launch_of(job: JobReport, machine: Mapping[str, str], pair: int = 0) -> Launch:
+def trials_of(job: JobReport, machine: Mapping[str, str]) -> list[Launch]:
+    """Return every trial of a job as numbers to compare; one that failed is missing, and so counts as disturbed."""
+    done = [(plan, result) for plan, result in job.trials if result.status == "ok"]
+    return [launch_of(dataclasses.replace(job, plan=plan, result=result), machine) for plan, result in done]
+
+
+def launch_of(job: JobReport, machine: Mapping[str, str]) -> Launch:
     """Return one run as the numbers that performance is compared by; of ranks, the one that was disturbed most."""
     assert job.plan.train is not None
     windows = [window for rank in job.result.ranks if (window := _window(rank))]
@@ -67,8 +76,8 @@ def launch_of(job: JobReport, machine: Mapping[str, str], pair: int = 0) -> Laun
     pressure = _largest(windows, "pressure_s")
     return Launch(
         arm=f"job {job.plan.job}",
-        order=job.plan.job,
-        pair=pair,
+        order=job.plan.trial.order if job.plan.trial else job.plan.job,
+        pair=job.plan.trial.pair if job.plan.trial else 0,
         start_s=first_step_s(job),
         step_s=tuple(step_times(job)),
         samples_per_step=job.plan.train.global_batch_size,

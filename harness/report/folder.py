@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from harness.record import FORMAT, RankResult, RunResult, run_result_from_json
 from harness.report.build import sweep_report
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import Labelled
-from harness.rundir import RunDir, write_json
+from harness.rundir import TRIALS, RunDir, write_json
 
 
 class SweepDir:
@@ -72,7 +72,7 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepReport:
         NotComparable: There is no run in it.
     """
     folder = Path(path).absolute()
-    runs = sorted(plan.parent for plan in folder.rglob("plan.json"))
+    runs = sorted(plan.parent for plan in folder.rglob("plan.json") if TRIALS not in plan.relative_to(folder).parts)
     if not runs:
         raise NotComparable(f"{path} holds no run: there is no plan.json in it. Give the folder of a sweep, outputs/DAY/TIME.")
     index = SweepDir(folder if SweepDir(folder).index.exists() else folder.parent)
@@ -98,7 +98,16 @@ def _read_job(folder: Path, entry: Mapping[str, Any]) -> JobReport:
 
 def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str, str], overrides: Sequence[str]) -> JobReport:
     """Return the report of one job, with the verdict on the evidence in its folder."""
-    return JobReport(plan, str(run.path), result, label, tuple(overrides), correctness=read_verdict(run))
+    verdict, trials = read_verdict(run), tuple(read_trials(run))
+    return JobReport(plan, str(run.path), result, label, tuple(overrides), correctness=verdict, trials=trials)
+
+
+def read_trials(run: RunDir) -> Iterator[tuple[RunPlan, RunResult]]:
+    """Yield plan and result of each launch that was made to compare launchers, in their order."""
+    found = [RunDir(folder) for folder in (run.path / TRIALS).glob("*") if RunDir(folder).plan.exists()]
+    for trial in sorted(found, key=lambda trial: int(trial.path.name)):
+        plan = RunPlan.read(trial)
+        yield plan, read_result(trial, plan)
 
 
 def read_verdict(run: RunDir) -> Verdict | None:

@@ -23,6 +23,7 @@ class JobReport:
         identical_to: Number of the job whose digests are these, bit for bit; None without one.
         baseline: Number of the job that its speed is compared with; its own number for a baseline.
         speed: None for a baseline, and where nothing was compared.
+        trials: Plan and result of each further launch, made to compare launchers.
     """
 
     plan: RunPlan
@@ -34,6 +35,7 @@ class JobReport:
     identical_to: int | None = None
     baseline: int | None = None
     speed: PerformanceVerdict | None = None
+    trials: tuple[tuple[RunPlan, RunResult], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,68 @@
+"""Launchers in comparison: jobs that differ only in how their ranks start are launched again and again, in ABBA order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.compare.chains import differences
+from harness.compare.performance import Slot, repeats, schedule
+from harness.plan import RunPlan, Trial
+from harness.record import RunResult
+from harness.report.build import trials_of
+from harness.report.sweep_report import JobReport
+from harness.rundir import RunDir
+from harness.sweep import run_job
+
+
+def groups(reports: Sequence[JobReport], aa: bool) -> list[list[JobReport]]:
+    """Return the jobs that may be compared launch by launch, group by group.
+
+    Args:
+        aa: Whether a launcher is to be compared with itself, so that a job without a counterpart makes a group too.
+    """
+    found: list[list[JobReport]] = []
+    for report in reports:
+        if report.plan.train is None or report.result.status != "ok":
+            continue
+        for group in found:
+            if not differences(group[0].plan, report.plan):
+                group.append(report)
+                break
+        else:
+            found.append([report])
+    return [group for group in found if len(group) > 1 or aa]
+
+
+def run_trials(group: Sequence[JobReport], pairs: int, machine: Mapping[str, str]) -> Iterator[JobReport]:
+    """Launch the jobs of a group in turn; yield each with one trial more, after it has ended.
+
+    The jobs' own runs were the pilot. A launch that other processes disturbed has its pair repeated, twice at most over the
+    comparison; nothing is dropped.
+
+    Args:
+        pairs: How often each job is launched.
+    """
+    by_arm = {f"job {report.plan.job}": report for report in group}
+    seed = group[0].plan.train.seed if group[0].plan.train else 0
+    slots = schedule(pairs, seed, list(by_arm), pilot=False)
+    waiting = list(slots)
+    while waiting:
+        for slot in waiting:
+            report = by_arm[slot.arm]
+            by_arm[slot.arm] = report = dataclasses.replace(report, trials=(*report.trials, _launch(report, slot)))
+            yield report
+        waiting = repeats(slots, [launch for one in by_arm.values() for launch in trials_of(one, machine)])
+        slots += waiting
+
+
+def _launch(report: JobReport, slot: Slot) -> tuple[RunPlan, RunResult]:
+    assert report.plan.train is not None
+    assert slot.pair is not None
+    train = dataclasses.replace(report.plan.train, compare="off", checkpoint_every=0)
+    plan = dataclasses.replace(report.plan, train=train, trial=Trial(slot.order, slot.pair, slot.replaces))
+    run = RunDir(report.folder).trial(slot.order)
+    run.path.mkdir(parents=True, exist_ok=True)
+    if RunDir(report.folder).config.exists():
+        run.config.write_bytes(RunDir(report.folder).config.read_bytes())
+    return plan, run_job(plan, run)
