@@ -36,6 +36,7 @@ _OLD_OPTIONS = {
     "use_paddlecloud": "leave it out: the environment of a cluster's job is read by init_parallel_env()",
 }
 _unwatched: set[SpawnContext] = set()
+_living: weakref.WeakSet[SpawnContext] = weakref.WeakSet()
 
 
 class RankProcess:
@@ -77,6 +78,9 @@ class SpawnContext:
         write_whole(self._run.call, call)
         self._attempt = Attempt(self._run, plan, observer=Console())
         self._end = weakref.finalize(self, _clean, self._attempt, os.getpid())
+        # At the end of the program, _end_all comes first.
+        self._end.atexit = False
+        _living.add(self)
         self._result: RunResult | None = None
         self._error: BaseException | None = None
         self.processes: Sequence[RankProcess] = ()
@@ -281,10 +285,12 @@ def _clean(attempt: Attempt, owner: int) -> None:
 
 
 @atexit.register
-def _wait_for_unwatched() -> None:
-    """Wait for the ranks that nobody has joined, and are no daemons."""
+def _end_all() -> None:
+    """Wait for the ranks that nobody has joined, unless they are daemons; then end what is left."""
     for context in list(_unwatched):
         try:
             context.join()
         except Exception as error:
-            print(f"ranks that nobody waited for failed: {error}", file=sys.stderr)
+            print(f"harness.spawn: ranks that nobody waited for failed: {error}", file=sys.stderr)
+    for context in list(_living):
+        context._end()
