@@ -36,6 +36,7 @@ _OLD_OPTIONS = {
     "use_paddlecloud": "leave it out: the environment of a cluster's job is read by init_parallel_env()",
 }
 _unwatched: set[SpawnContext] = set()
+_owner = os.getpid()
 _living: weakref.WeakSet[SpawnContext] = weakref.WeakSet()
 
 
@@ -78,7 +79,7 @@ class SpawnContext:
         write_whole(self._run.call, call)
         self._attempt = Attempt(self._run, plan, observer=Console())
         self._end = weakref.finalize(self, _clean, self._attempt, os.getpid())
-        # At the end of the program, _end_all comes first.
+        # Not before _end_all has waited.
         self._end.atexit = False
         _living.add(self)
         self._result: RunResult | None = None
@@ -293,4 +294,6 @@ def _end_all() -> None:
         except Exception as error:
             print(f"harness.spawn: ranks that nobody waited for failed: {error}", file=sys.stderr)
     for context in list(_living):
-        context._end()
+        # Finalizers have been shut down by now.
+        if context._end.detach():
+            _clean(context._attempt, _owner)
