@@ -1,0 +1,209 @@
+"""The audit: faults are injected into these ranks, one after another, and each time the verification is run again.
+
+Whatever is red then was caught; so are correct runs verified, which must not be red. Beside it stands what older rules would have
+said, which train one process freely, and compare its losses and parameters with those of the ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from itertools import count, islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.compare.audit import CORRECT, Trial
+from harness.compare.correctness import judge
+from harness.compare.evidence import Evidence
+from harness.context import Rank
+from harness.errors import ConfigError
+from harness.faults import table
+from harness.faults.inject import seated, trainers
+from harness.faults.seams import DoesNotApply
+from harness.faults.table import FAULTS
+from harness.gradients import clip_, gradient_values
+from harness.loader import collate_of, epoch_batches, to_device
+from harness.plan import TrainPlan
+from harness.recipe import Recipe, make_recipe, make_scheduler
+from harness.seeds import derive, seed_everything, seed_rank
+from harness.state import undisturbed_random
+from harness.trainer import DTYPES, Seat, Trainer
+from harness.verify import Verification
+
+CORRECT_RUNS = 20
+"""Seeds whose correct runs an audit verifies."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    """One process that trains freely.
+
+    Attributes:
+        losses: Of each step, over the whole global batch.
+        parameters: At the end, by name.
+    """
+
+    losses: Sequence[float]
+    parameters: dict[str, Tensor]
+
+
+class Trials:
+    """Verifies one training again and again, with and without faults; all ranks call the same methods in the same order.
+
+    Args:
+        rank: This one.
+        recipe: Of the training.
+        dataset: Its samples.
+        seat: Of this process.
+    """
+
+    def __init__(self, rank: Rank, recipe: Recipe, dataset: Any, seat: Seat) -> None:
+        self._rank = rank
+        self._recipe = recipe
+        self._dataset = dataset
+        self._seat = seat
+        self._alone: dict[str, Alone] = {}
+
+    def take(self, plan: TrainPlan) -> Trial | None:
+        """Verify the training of ``plan``, with its fault; return what came of it on rank 0, None elsewhere.
+
+        A fault that the quick checks miss is looked at by the full ones.
+
+        Raises:
+            DoesNotApply: The fault has no place in this training; on all ranks.
+        """
+        trial, is_red = self._take(dataclasses.replace(plan, compare="quick"))
+        if plan.fault is None or is_red:
+            return trial
+        return self._take(dataclasses.replace(plan, compare="full"))[0]
+
+    def _take(self, plan: TrainPlan) -> tuple[Trial | None, bool]:
+        made: list[Trainer] = []
+        with seated(plan, self._seat) as seat:
+            make = trainers(self._recipe, self._dataset, seat)
+
+            def kept(plan: TrainPlan) -> Trainer:
+                made.append(make(plan))
+                return made[-1]
+
+            evidence = Verification(self._rank, plan, kept, seat).run()
+        trial = self._trial(plan, evidence, made[0]) if self._seat.rank == 0 else None
+        return trial, bool(self._tell(trial is not None and trial.fired is not None))
+
+    def _trial(self, plan: TrainPlan, evidence: Evidence | None, trainer: Trainer) -> Trial:
+        assert evidence is not None
+        verdict = judge(evidence)
+        alone = self._one_process(plan, len(evidence["steps"]))
+        losses = [step["loss"]["reported"] for step in evidence["steps"]]
+        return Trial(
+            fault=plan.fault or CORRECT,
+            expected=FAULTS[plan.fault].rungs if plan.fault else (),
+            fired=verdict.failed.name if verdict.failed else None,
+            loss_error=max(_relative(mine, other) for mine, other in zip(losses, alone.losses, strict=True)),
+            parameters_close=_are_close(dict(trainer.model.named_parameters()), alone.parameters),
+        )
+
+    def _one_process(self, plan: TrainPlan, steps: int) -> Alone:
+        """Return the free run of the same settings, made once."""
+        key = repr((dataclasses.replace(plan, fault=None, fault_size=None, compare="off"), steps))
+        if key not in self._alone:
+            with undisturbed_random():
+                self._alone[key] = train_alone(plan, self._dataset, self._seat.device, steps)
+        return self._alone[key]
+
+    def _tell(self, value: bool) -> Any:
+        """Return rank 0's value on all ranks."""
+        values = [value]
+        if self._seat.world_size > 1:
+            dist.broadcast_object_list(values, 0)
+        return values[0]
+
+
+def audit(rank: Rank, plan: TrainPlan, trials: Trials, nprocs: int) -> tuple[list[Trial], dict[str, str]]:
+    """Inject every fault that applies, then verify correct runs of other seeds.
+
+    Returns:
+        On rank 0 the trials, and fault -> why it does not apply; nothing elsewhere.
+    """
+    taken: list[Trial | None] = []
+    left_out: dict[str, str] = {}
+    for name in FAULTS:
+        faulty = dataclasses.replace(plan, fault=name, compare="full")
+        reasons = table.problems(faulty, nprocs)
+        try:
+            if not reasons:
+                taken.append(trials.take(faulty))
+        except DoesNotApply as error:
+            reasons = [str(error)]
+        if reasons:
+            left_out[name] = reasons[0]
+        rank.record.mark(f"audited {name}")
+    taken += [trials.take(dataclasses.replace(plan, seed=plan.seed + number)) for number in range(CORRECT_RUNS)]
+    return [trial for trial in taken if trial is not None], left_out
+
+
+# --- older rules ---------------------------------------------------------------------------------------------------------
+
+
+def train_alone(plan: TrainPlan, dataset: Any, device: torch.device, steps: int) -> Alone:
+    """Train one process on whole global batches, as a plain loop does."""
+    recipe = make_recipe(plan.recipe)
+    model, losses = _born(recipe, plan, device), []
+    optimizer = recipe.optimizer(model)
+    batches = list(islice(_batches(recipe, plan, len(dataset)), steps))
+    scheduler = make_scheduler(recipe, optimizer, plan.steps or _num_steps(recipe, plan, len(dataset)))
+    for batch in batches:
+        optimizer.zero_grad()
+        samples = to_device(collate_of(recipe)([dataset[number] for number in batch]), device, DTYPES[plan.precision])
+        narrow = plan.precision == "bfloat16"
+        with torch.autocast(device.type, torch.bfloat16) if narrow else nullcontext():
+            loss = recipe.loss(model, samples)
+        mean = loss[0] / loss[1] if isinstance(loss, tuple) else loss
+        mean.backward()
+        if plan.clip_norm is not None:
+            clip_(gradient_values(model.parameters()), plan.clip_norm)
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        losses.append(float(mean.detach()))
+    return Alone(losses, {name: p.detach().clone() for name, p in model.named_parameters()})
+
+
+def _born(recipe: Recipe, plan: TrainPlan, device: torch.device) -> nn.Module:
+    recipe.dataset()  # the model may need what it finds out
+    seed_everything(derive(plan.seed, "model"))
+    model = recipe.model().to(device, DTYPES[plan.precision]).train()
+    seed_rank(plan.seed, 0)
+    return model
+
+
+def _batches(recipe: Recipe, plan: TrainPlan, num_samples: int) -> Iterator[Sequence[int]]:
+    for epoch in count():
+        yield from epoch_batches(recipe, num_samples, plan.global_batch_size, plan.seed, epoch)
+
+
+def _num_steps(recipe: Recipe, plan: TrainPlan, num_samples: int) -> int:
+    sizes = (len(epoch_batches(recipe, num_samples, plan.global_batch_size, plan.seed, epoch)) for epoch in range(plan.epochs or 0))
+    return sum(sizes)
+
+
+def _relative(mine: float, other: float) -> float:
+    if not (math.isfinite(mine) and math.isfinite(other)):
+        return math.nan
+    return abs(mine - other) / max(abs(other), 1e-300)
+
+
+def _are_close(mine: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    try:
+        torch.testing.assert_close({name: p.detach() for name, p in mine.items()}, other)
+    except AssertionError:
+        return False
+    return True
+
+
+__all__ = ["ConfigError", "Trials", "audit", "train_alone"]
