@@ -13,6 +13,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -200,22 +201,22 @@ class Reference:
     # --- mathematics -------------------------------------------------------------------------------------------------
 
     def whole_batch(
-        self, state: TrainingState, shards: Sequence[Sequence[int]], dtype: torch.dtype | None
+        self, state: TrainingState, shards: Sequence[Sequence[Sequence[int]]], dtype: torch.dtype | None
     ) -> tuple[float, Gradients]:
         """Return loss and gradient of the global batch in this one process, without dropout.
 
-        With BatchNorm whose statistics are each rank's own, the batch goes through shard by shard; otherwise at once.
+        The batch goes through at once, where there is no BatchNorm. Otherwise it goes through in the parts over which the run
+        takes statistics: piece by piece, of each rank for itself or, synchronised, of all ranks together.
 
         Args:
-            shards: Sample numbers of each rank, in rank order.
+            shards: Sample numbers of each rank, in rank order, a list for each piece.
             dtype: float64, or None for the run's own precision.
         """
         model = copy.deepcopy(self.model).to(dtype) if dtype is not None else self.model
         state.restore(model)
         model.train()
         model.zero_grad(set_to_none=True)
-        apart = bool(self.batch_norms) and not self._plan.sync_bn
-        parts = [list(part) for part in shards if part] if apart else [[number for part in shards for number in part]]
+        parts = self._parts(shards)
         total, weight = torch.zeros((), dtype=torch.float64, device=self._device), 0.0
         with without_dropout():
             for part in parts:
@@ -226,6 +227,13 @@ class Reference:
         mean = total / weight
         mean.backward()
         return float(mean.detach()), {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+
+    def _parts(self, shards: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
+        if not self.batch_norms:
+            return [[number for rank in shards for piece in rank for number in piece]]
+        if not self._plan.sync_bn:
+            return [list(piece) for rank in shards for piece in rank]
+        return [[number for piece in together for number in piece] for together in zip_longest(*shards, fillvalue=())]
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from harness.plan import TrainPlan
 from harness.record import FORMAT, ratio
 from harness.replay import Reference, Replayed, without_dropout
 from harness.rundir import write_json
-from harness.shard import shard
+from harness.shard import pieces, shard
 from harness.state import TrainingState, undisturbed_random
 from harness.trainer import Seat, Trainer
 
@@ -36,14 +36,17 @@ STEPS = {"quick": 3, "full": 5, "audit": 5}
 EPOCHS = 2
 """How many epochs' sample numbers are looked at."""
 EVALUATED = 2
-"""How many global batches of the evaluation's samples are evaluated twice."""
+"""How many global batches of the evaluation's samples are evaluated twice, or one sample fewer."""
 
 
 def verify(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> Evidence | None:
     """Take the steps of the plan's tier with a trainer of their own; return the evidence on rank 0, None elsewhere."""
     plan = rank.plan.train
     assert plan is not None
-    return Verification(rank, plan, make_trainer, seat).run()
+    evidence = Verification(rank, plan, make_trainer, seat).run()
+    if evidence is not None:
+        write_json(rank.run.evidence, evidence)
+    return evidence
 
 
 class Verification:
@@ -100,7 +103,6 @@ class Verification:
             reference_evaluation=evaluation[1] if evaluation else None,
             observed_twice=twice,
         )
-        write_json(self._rank.run.evidence, evidence)
         return evidence
 
     # --- the reference -----------------------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ class Verification:
         reference = self._reference(number)
         replayed, why_not = self._replay(ranks, state, reference)
         first = ranks[0]
-        items = sum(r.reported[1] for r in ranks) if first.counts_items else None
+        items = math.fsum(count for r in ranks for count in r.counts) if first.counts_items else None
         after, moved = reference.update(state, first.reduced, items)
         if replayed is not None:
             step["replayed_batches"] = None if self._random_data else [r.batch for r in replayed]
@@ -234,7 +236,7 @@ class Verification:
         if not has_evaluation(recipe):
             return None
         dataset = recipe.eval_dataset()  # type: ignore[attr-defined]
-        number = min(len(dataset), EVALUATED * plan.global_batch_size)
+        number = evaluated(len(dataset), plan.global_batch_size, ranks)
         reported = evaluate(trainer, torch.utils.data.Subset(dataset, range(number)))
         if self._seat.rank != 0:
             return None
@@ -285,12 +287,12 @@ class Verification:
         return found if self._seat.rank == 0 else None
 
     def _gradient_of_ranks(self, trainer: Trainer, batch: Sequence[int]) -> tuple[float, Gradients]:
-        pieces = trainer.pieces(batch)
-        loaded = load(trainer.dataset, pieces, trainer.recipe, 0, 0)
+        mine = trainer.pieces(batch)
+        loaded = load(trainer.dataset, mine, trainer.recipe, 0, 0)
         trainer.model.train()
         trainer.optimizer.zero_grad(set_to_none=True)
         with without_dropout():
-            total, count = trainer.accumulate(batch, [(len(piece), next(loaded)) for piece in pieces])
+            total, count = trainer.accumulate(batch, [(len(piece), next(loaded)) for piece in mine])
         trainer.reduced(count)
         sums = self._gather([total, count])
         gradients = {name: p.grad for name, p in trainer.model.named_parameters() if p.requires_grad}
@@ -307,7 +309,7 @@ class Verification:
         dtype: torch.dtype | None,
     ) -> Mathematics:
         ranks = self._seat.world_size
-        shards = [shard(batch, rank, ranks) for rank in range(ranks)]
+        shards = [pieces(shard(batch, rank, ranks), self._plan.grad_accumulation) for rank in range(ranks)]
         exact_loss, exact = reference.whole_batch(state, shards, torch.float64)
         if dtype is not None:
             ratios = {name: _by_floor(gradients[name], exact[name], exact, 1e-11) for name in exact}
@@ -394,6 +396,12 @@ def read_evidence(path: str | None) -> Evidence | None:
         return None
     found: Evidence = json.loads(Path(path).read_text())
     return found
+
+
+def evaluated(num_samples: int, batch_size: int, ranks: int) -> int:
+    """Return how many samples to evaluate twice: not a multiple of the ranks, because equal shards hide a mean of means."""
+    number = min(num_samples, EVALUATED * batch_size)
+    return number if number % ranks or number <= ranks else number - 1
 
 
 def uncovered(trainer: Trainer) -> list[str]:
