@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,50 +11,105 @@ import torch.distributed as dist
 
 from harness.errors import ConfigError
 from harness.rundir import RunDir
+from harness.seeds import seed_rank
 from harness.state import random_states, set_random_states
 from harness.trainer import Trainer
 
 
 def save(trainer: Trainer, path: Path, step: int) -> None:
-    """Write what training needs to go on after ``step`` steps; a reader finds the old checkpoint or the new one."""
-    states: list[Any] = [None] * trainer.seat.world_size
-    if trainer.seat.world_size > 1:
-        dist.all_gather_object(states, random_states())
-    else:
-        states = [random_states()]
-    if trainer.seat.rank != 0:
-        return
-    aside = path.with_name(f".{path.name}.aside")
-    content = {
+    """Write what training needs to go on after ``step`` steps, and return on all ranks when it is written.
+
+    Whenever this process ends, the path holds the old checkpoint or the new one.
+    """
+    seat = trainer.seat
+    states: list[Any] = [_plain(random_states())] * seat.world_size
+    if seat.world_size > 1:
+        dist.all_gather_object(states, states[0])
+    if seat.rank == 0:
+        _write_whole(_content(trainer, step, states), path)
+    if seat.world_size > 1:
+        # The next step's time is not to hold rank 0's writing.
+        dist.barrier()
+
+
+def _content(trainer: Trainer, step: int, states: list[Any]) -> dict[str, Any]:
+    return {
         "step": step,
         "model": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
         "scheduler": trainer.scheduler.state_dict() if trainer.scheduler else None,
         "random": states,
     }
-    torch.save(content, aside)
+
+
+def _write_whole(content: dict[str, Any], path: Path) -> None:
+    aside = path.with_name(f".{path.name}.aside")
+    with aside.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
     aside.replace(path)
 
 
-def load(trainer: Trainer, path: str) -> int:
+def load(trainer: Trainer, path: Path) -> int:
     """Take over a checkpoint, by its path or its run's folder, and return the number of steps that it has behind it.
 
-    Random streams go on where they were if the number of ranks is the same; otherwise they are seeded anew.
+    Random streams go on where they were if the number of ranks is the same; otherwise they begin anew.
 
     Raises:
-        ConfigError: There is no such checkpoint, or it is of another model.
+        ConfigError: There is no such checkpoint, it is of another model, or it has no step left to take.
     """
-    file = RunDir(path).checkpoint if Path(path).is_dir() else Path(path)
+    content = _read(path, trainer.seat.device)
+    _take_over(trainer, content, path)
+    step, seat = int(content["step"]), trainer.seat
+    if step >= trainer.num_steps:
+        raise ConfigError(
+            f"resume={path}: the checkpoint has {step} steps behind it, and this run has {trainer.num_steps} in all. "
+            f"None is left: use steps={step + 1} or more."
+        )
+    if len(content["random"]) == seat.world_size:
+        set_random_states(_restored(content["random"][seat.rank]))
+    else:
+        seed_rank(trainer.plan.seed, seat.rank, step)
+    return step
+
+
+def _read(path: Path, device: torch.device) -> dict[str, Any]:
+    file = RunDir(path).checkpoint if path.is_dir() else path
     if not file.exists():
         raise ConfigError(f"resume={path}: there is no checkpoint {file}.")
-    content = torch.load(file, map_location=trainer.seat.device, weights_only=False)
+    try:
+        content = torch.load(file, map_location=device, weights_only=False)
+    except Exception as error:
+        raise ConfigError(f"resume={path}: {file} cannot be read as a checkpoint: {error}") from None
+    missing = {"step", "model", "optimizer", "scheduler", "random"} - set(content if isinstance(content, dict) else ())
+    if missing:
+        raise ConfigError(f"resume={path}: {file} is no checkpoint of a run: it has no {', '.join(sorted(missing))}.")
+    return dict(content)
+
+
+def _take_over(trainer: Trainer, content: dict[str, Any], path: Path) -> None:
     try:
         trainer.model.load_state_dict(content["model"])
     except RuntimeError as error:
-        raise ConfigError(f"resume={path}: the checkpoint is of another model. {error}") from None
-    trainer.optimizer.load_state_dict(content["optimizer"])
-    if trainer.scheduler is not None and content["scheduler"] is not None:
+        said = " ".join(str(error).partition(":")[2].split())
+        raise ConfigError(f"resume={path}: the checkpoint is of another model. {said:.300}") from None
+    try:
+        trainer.optimizer.load_state_dict(content["optimizer"])
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"resume={path}: the checkpoint is of another optimizer. {error}") from None
+    if (trainer.scheduler is None) != (content["scheduler"] is None):
+        has, lacks = ("the recipe", "the checkpoint") if trainer.scheduler else ("the checkpoint", "the recipe")
+        raise ConfigError(f"resume={path}: {has} has a scheduler, and {lacks} has none.")
+    if trainer.scheduler is not None:
         trainer.scheduler.load_state_dict(content["scheduler"])
-    if len(content["random"]) == trainer.seat.world_size:
-        set_random_states(content["random"][trainer.seat.rank])
-    return int(content["step"])
+
+
+def _plain(states: dict[str, Any]) -> dict[str, Any]:
+    """Return random states without arrays of numpy, which torch refuses to load by default."""
+    kind, keys, *rest = states["numpy"]
+    return {**states, "numpy": [kind, keys.tolist(), *rest]}
+
+
+def _restored(states: dict[str, Any]) -> dict[str, Any]:
+    return {**states, "numpy": tuple(states["numpy"])}

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from harness.errors import ConfigError
 from harness.loader import load, to_device
 from harness.recipe import Recipe
 from harness.seeds import derive
 from harness.shard import global_batches, shard
-from harness.trainer import Trainer
+from harness.state import undisturbed_random
+from harness.trainer import Trainer, num_samples
 
 
-def has_evaluation(recipe: Recipe) -> bool:
-    """Return True for a recipe that can be evaluated."""
-    return hasattr(recipe, "eval_dataset") and hasattr(recipe, "evaluate")
+def eval_dataset_of(recipe: Recipe) -> Any | None:
+    """Return the samples that a recipe is evaluated on; None where it has no evaluation, or nothing to evaluate on.
+
+    Raises:
+        ConfigError: It has only half of what evaluation takes, or its data set is empty.
+    """
+    present = [name for name in ("eval_dataset", "evaluate") if hasattr(recipe, name)]
+    if len(present) == 1:
+        raise ConfigError(f"{type(recipe).__name__} has {present[0]}(), but evaluation takes eval_dataset() and evaluate().")
+    dataset = recipe.eval_dataset() if present else None  # type: ignore[attr-defined]
+    if dataset is not None:
+        num_samples(dataset, "eval_dataset()")
+    return dataset
 
 
 def evaluate(trainer: Trainer, dataset: Any) -> dict[str, tuple[float, float]]:
@@ -27,7 +39,7 @@ def evaluate(trainer: Trainer, dataset: Any) -> dict[str, tuple[float, float]]:
     The model is used bare, in evaluation mode, with rank 0's buffers; random streams go on as if nothing had happened.
     """
     seat, size = trainer.seat, trainer.plan.global_batch_size
-    mine = shard(range(len(dataset)), seat.rank, seat.world_size)
+    mine = shard(range(num_samples(dataset, "eval_dataset()")), seat.rank, seat.world_size)
     batches = global_batches(list(mine), -(-size // seat.world_size))
     share_buffers(trainer)
     totals: dict[str, tuple[float, float]] = {}
@@ -35,10 +47,19 @@ def evaluate(trainer: Trainer, dataset: Any) -> dict[str, tuple[float, float]]:
         seed = derive(trainer.plan.seed, "evaluation", seat.rank)
         for batch in load(dataset, batches, trainer.recipe, trainer.plan.num_workers, seed):
             metrics = trainer.recipe.evaluate(trainer.model, to_device(batch, seat.device, trainer.dtype))  # type: ignore[attr-defined]
-            for name, (total, count) in metrics.items():
+            for name, (total, count) in _pairs(metrics, trainer.recipe):
                 before = totals.get(name, (0.0, 0.0))
-                totals[name] = (before[0] + float(total), before[1] + float(count))
-    return _add_over_ranks(totals, trainer)
+                totals[name] = (before[0] + total, before[1] + count)
+    return trainer.over_ranks(totals)
+
+
+def _pairs(metrics: Any, recipe: Recipe) -> list[tuple[str, tuple[float, float]]]:
+    try:
+        return [(str(name), (float(total), float(count))) for name, (total, count) in metrics.items()]
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        raise ConfigError(
+            f"{type(recipe).__name__}.evaluate() returned {metrics!r:.200}. Return a dict of name -> (sum, count)."
+        ) from None
 
 
 def share_buffers(trainer: Trainer) -> None:
@@ -50,21 +71,9 @@ def share_buffers(trainer: Trainer) -> None:
 
 @contextmanager
 def _evaluating(trainer: Trainer) -> Iterator[None]:
-    with torch.random.fork_rng(), torch.no_grad():
+    with undisturbed_random(), torch.no_grad():
         trainer.model.eval()
         try:
             yield
         finally:
             trainer.model.train()
-
-
-def _add_over_ranks(totals: Mapping[str, tuple[float, float]], trainer: Trainer) -> dict[str, tuple[float, float]]:
-    if trainer.seat.world_size == 1:
-        return dict(totals)
-    # A rank without samples does not know the names; rank 0 has some if anybody has.
-    names: list[Any] = [sorted(totals)]
-    dist.broadcast_object_list(names, 0)
-    sums = torch.tensor([totals.get(name, (0.0, 0.0)) for name in names[0]], dtype=torch.float64, device=trainer.seat.device)
-    if names[0]:
-        dist.all_reduce(sums)
-    return {name: (float(total), float(count)) for name, (total, count) in zip(names[0], sums.tolist(), strict=True)}

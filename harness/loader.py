@@ -12,20 +12,20 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from harness.errors import ConfigError
 from harness.lifetime import worker_dies_with_rank
 from harness.recipe import Recipe
-from harness.seeds import epoch_order
+from harness.seeds import derive, epoch_order, seed_everything
 from harness.shard import global_batches
+from harness.state import undisturbed_random
 
 
-def load(
-    dataset: Dataset[Any], batches: Sequence[Sequence[int]], recipe: Recipe, num_workers: int, seed: int
-) -> Iterator[Any]:
+def load(dataset: Dataset[Any], batches: Sequence[Sequence[int]], recipe: Recipe, num_workers: int, seed: int) -> Iterator[Any]:
     """Yield the batches of these sample numbers, on the CPU; worker processes are forked, whatever started this rank.
 
     Args:
-        seed: Of the workers' random streams, which differ from one another.
+        seed: Of the workers' random streams, of which each batch has its own: they do not depend on the number of workers, nor
+            on the step that training was resumed at.
     """
     loader = DataLoader(
-        dataset,
+        _Seeded(dataset, seed) if num_workers else dataset,
         batch_sampler=[list(batch) for batch in batches],
         collate_fn=collate_of(recipe),
         num_workers=num_workers,
@@ -34,6 +34,20 @@ def load(
         worker_init_fn=worker_dies_with_rank if num_workers else None,
     )
     return iter(loader)
+
+
+class _Seeded(Dataset[Any]):
+    """A data set in a worker process, where no other random streams have to go on."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __getitems__(self, batch: list[int]) -> list[Any]:
+        # A sample comes once in an epoch, so that its number tells batches apart.
+        seed_everything(derive(self._seed, batch[0]))
+        fetch = getattr(self._dataset, "__getitems__", None)
+        return fetch(batch) if fetch else [self._dataset[number] for number in batch]
 
 
 def collate_of(recipe: Recipe) -> Callable[[list[Any]], Any]:
@@ -51,7 +65,10 @@ def epoch_batches(recipe: Recipe, num_samples: int, size: int, seed: int, epoch:
     group = getattr(recipe, "batches", None)
     if group is None:
         return global_batches(order, size)
-    batches = [list(batch) for batch in group(order, size)]
+    with undisturbed_random():
+        # What it draws must be the same on every rank, and each time that it is asked.
+        seed_everything(derive(seed, "batches", epoch))
+        batches = [list(batch) for batch in group(order, size)]
     if sorted(number for batch in batches for number in batch) != list(range(num_samples)):
         raise ConfigError(f"{type(recipe).__name__}.batches() must return each of the {num_samples} samples exactly once.")
     return [batch for batch in batches if batch]

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 Metrics = Mapping[str, tuple[Tensor | float, Tensor | float]]
 
 
@@ -57,6 +59,9 @@ def make_scheduler(recipe: Recipe, optimizer: Optimizer, num_steps: int) -> LRSc
     make = getattr(recipe, "scheduler", None)
     if make is None:
         return None
-    takes_steps = len(inspect.signature(make).parameters) > 1
-    return make(optimizer, num_steps) if takes_steps else make(optimizer)
-
+    asked = list(inspect.signature(make).parameters.values())
+    if any(each.name == "num_steps" for each in asked):
+        return make(optimizer, num_steps=num_steps)
+    # By another name, but needed; further ones with defaults are the recipe's own.
+    needs_second = len(asked) > 1 and asked[1].default is inspect.Parameter.empty and asked[1].kind in _POSITIONAL
+    return make(optimizer, num_steps) if needs_second else make(optimizer)

@@ -22,9 +22,9 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def seed_rank(seed: int, rank: int) -> None:
-    """Give this rank its own stream, for dropout and augmentation."""
-    seed_everything(derive(seed, "rank", rank))
+def seed_rank(seed: int, rank: int, step: int = 0) -> None:
+    """Give this rank its own stream, for dropout and augmentation from ``step`` on."""
+    seed_everything(derive(seed, "rank", rank, *([step] if step else [])))
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:

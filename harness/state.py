@@ -42,8 +42,9 @@ def named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of Python's, numpy's and torch's generators."""
-    return {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state()}
+    """Return the states of Python's, numpy's and torch's generators, that of the current CUDA device among them."""
+    states = {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
@@ -51,6 +52,8 @@ def set_random_states(states: Mapping[str, Any]) -> None:
     random.setstate(states["python"])
     numpy.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"].cpu())
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"].cpu())
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from harness.compare import correctness
 from harness.context import Rank
 from harness.distributed import init_parallel_env
 from harness.errors import Mismatch
-from harness.evaluate import evaluate, has_evaluation
+from harness.evaluate import eval_dataset_of, evaluate
+from harness.faults.inject import seated, trainers
 from harness.meter import Meter
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe
@@ -36,14 +38,15 @@ def train(rank: Rank) -> float:
     """
     plan = rank.plan.train
     assert plan is not None
-    seat = join(rank, plan)
+    with seated(plan, join(rank, plan)) as seat:
+        return _train(rank, plan, seat)
+
+
+def _train(rank: Rank, plan: TrainPlan, seat: Seat) -> float:
     recipe = make_recipe(plan.recipe)
-    dataset = prepare(recipe, seat)
+    dataset = prepare(recipe, seat, rank.who.local_rank)
     rank.record.mark("data and model")
-
-    def make_trainer(plan: TrainPlan) -> Trainer:
-        return Trainer(plan, make_recipe(plan.recipe), dataset, seat)
-
+    make_trainer = trainers(recipe, dataset, seat)
     if plan.compare != "off":
         check(rank, make_trainer, seat)
         rank.record.mark("verified")
@@ -52,7 +55,7 @@ def train(rank: Rank) -> float:
     rank.record.facts(**trainer.facts())
     with Meter() as meter:
         loop = Loop(rank, trainer, meter)
-        loop.run(checkpoint.load(trainer, plan.resume) if plan.resume else 0)
+        loop.run(checkpoint.load(trainer, Path(rank.plan.cwd, plan.resume)) if plan.resume else 0)
         return loop.value()
 
 
@@ -71,11 +74,11 @@ def join(rank: Rank, plan: TrainPlan) -> Seat:
     return Seat(environment.rank, environment.world_size, device)
 
 
-def prepare(recipe: Recipe, seat: Seat) -> Any:
-    """Return the recipe's data set, after one rank has prepared it while the others waited."""
+def prepare(recipe: Recipe, seat: Seat, local_rank: int) -> Any:
+    """Return the recipe's data set, after one rank of each machine has prepared it while the others waited."""
     ready = getattr(recipe, "prepare", None)
     if ready is not None:
-        if seat.rank == 0:
+        if local_rank == 0:
             ready()
         if seat.world_size > 1:
             dist.barrier()
@@ -114,8 +117,7 @@ class Loop:
         self._plan = trainer.plan
         self._last = StepResult(math.nan, 0)
         self._metrics: dict[str, tuple[float, float]] = {}
-        recipe = trainer.recipe
-        self._eval_dataset = recipe.eval_dataset() if has_evaluation(recipe) else None  # type: ignore[attr-defined]
+        self._eval_dataset = eval_dataset_of(trainer.recipe)
 
     def run(self, done: int) -> None:
         """Take all steps from number ``done`` on, evaluate, and leave a last checkpoint if there are any."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.utils.data import IterableDataset
 
 from harness.digest import kind_digests
 from harness.errors import ConfigError, HarnessError
@@ -57,13 +58,19 @@ class LossModule(nn.Module):
     """The recipe's loss as a module, so that DDP sees all of forward and the recipe its own bare model.
 
     Called with None, by a rank that has no sample in this step, it takes part with gradients of zero.
+
+    Attributes:
+        alarm: A parameter of value 0 that is added to every loss, so that its gradient, averaged with all others, is NaN on
+            all ranks when a loss was not finite on any: other gradients need not show it (behind a ReLU, say).
     """
 
-    def __init__(self, recipe: Recipe, model: nn.Module, precision: str, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, model: nn.Module, plan: TrainPlan, device: torch.device) -> None:
         super().__init__()
         self.model = model
+        self.alarm = nn.Parameter(torch.zeros((), device=device, dtype=DTYPES[plan.precision]))
         self._recipe = recipe
-        self._autocast = precision == "bfloat16"
+        self._autocast = plan.precision == "bfloat16"
+        self._uses_all = not plan.find_unused_parameters
         self._device_type = device.type
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | None]:
@@ -71,17 +78,31 @@ class LossModule(nn.Module):
         if batch is None:
             return self._zero(), None
         with torch.autocast(self._device_type, torch.bfloat16) if self._autocast else nullcontext():
-            loss = self._recipe.loss(self.model, batch)
-        if isinstance(loss, tuple):
-            return loss[0], loss[1]
-        return loss, None
+            loss, items = loss_and_items(self._recipe.loss(self.model, batch), f"{type(self._recipe).__name__}.loss()")
+        return loss + self.alarm.to(loss.dtype), items
 
     def _zero(self) -> Tensor:
-        sparse = {id(m.weight): m for m in self.model.modules() if isinstance(m, nn.Embedding) and m.sparse}
+        """Return 0, which depends on what DDP waits for; not on sparse tables, which nobody waits for."""
+        sparse = {id(m.weight) for m in self.model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
         dense = [p for p in self.model.parameters() if p.requires_grad and id(p) not in sparse]
-        terms = [p.reshape(-1)[:0].sum() for p in dense]
-        terms += [F.embedding(m.weight.new_empty(0, dtype=torch.long), m.weight, sparse=True).sum() for m in sparse.values()]
-        return torch.stack(terms).sum()
+        return self.alarm + sum(p.reshape(-1)[:0].sum() for p in dense if self._uses_all)
+
+
+def loss_and_items(returned: Any, source: str) -> tuple[Tensor, Tensor | None]:
+    """Return (mean, None) or (sum, number of items) from what ``loss()`` of a recipe returned; shapes [].
+
+    Raises:
+        ConfigError: It is neither; ``source`` says whose it is.
+    """
+    wanted = "Return the mean over the batch as a tensor of one element, or (sum, number of items)."
+    loss, items = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+    if not isinstance(loss, Tensor):
+        raise ConfigError(f"{source} returned {'None' if loss is None else f'a {type(loss).__name__}'}. {wanted}")
+    if loss.numel() != 1:
+        raise ConfigError(f"{source} returned a tensor of shape {tuple(loss.shape)}. {wanted}")
+    if not loss.requires_grad:
+        raise ConfigError(f"{source} returned a tensor that depends on no trainable parameter: was it detached?")
+    return loss.reshape(()), None if items is None else torch.as_tensor(items, device=loss.device).reshape(())
 
 
 class Trainer:
@@ -106,25 +127,50 @@ class Trainer:
         self.num_samples = num_samples(dataset)
         seed_everything(derive(plan.seed, "model"))
         self.model = self._build_model()
-        self.optimizer = recipe.optimizer(self.model)
+        self.optimizer = self._build_optimizer()
         self.num_steps = plan.steps or self._steps_of_epochs(plan.epochs or 0)
         self.scheduler = make_scheduler(recipe, self.optimizer, self.num_steps)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.loss_module = LossModule(recipe, self.model, plan.precision, seat.device)
+        self.loss_module = LossModule(recipe, self.model, plan, seat.device)
         self.counts_items: bool | None = None
+        self.num_items: float | None = None
         self.wrapped = self._wrap()
+        self._settle_buckets()
         seed_rank(plan.seed, seat.rank)
 
     def _build_model(self) -> nn.Module:
-        model = self.recipe.model().to(self.seat.device, self.dtype)
+        model = self.recipe.model()
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"{type(self.recipe).__name__}.model() returned a {type(model).__name__}, not an nn.Module.")
+        model = model.to(self.seat.device, self.dtype)
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"{type(self.recipe).__name__}.model() has no parameter to train.")
         return convert_sync_batchnorm(model) if self.plan.sync_bn else model
 
+    def _build_optimizer(self) -> Optimizer:
+        optimizer = self.recipe.optimizer(self.model)
+        if not isinstance(optimizer, Optimizer):
+            name = type(self.recipe).__name__
+            raise ConfigError(f"{name}.optimizer() returned a {type(optimizer).__name__}, not an optimizer of torch.")
+        return optimizer
+
     def _wrap(self) -> DataParallel:
         return DataParallel(self.loss_module, find_unused_parameters=self.plan.find_unused_parameters)
 
+    def _settle_buckets(self) -> None:
+        """Have DDP order its buckets now, by gradients of zeros.
+
+        It does so after the first backward, and from 3 ranks on the order of additions follows from a gradient's place in its
+        bucket: the first step of resumed training would else differ in bits from the same step of training that went on.
+        """
+        if self.seat.world_size > 1:
+            self.wrapped(None)[0].backward()  # type: ignore[no-untyped-call]
+            for parameter in self.loss_module.parameters():
+                parameter.grad = None
+
     def _steps_of_epochs(self, epochs: int) -> int:
+        if not hasattr(self.recipe, "batches"):
+            return epochs * -(-self.num_samples // self.plan.global_batch_size)
         return sum(len(self.epoch_batches(epoch)) for epoch in range(epochs))
 
     @property
@@ -172,6 +218,7 @@ class Trainer:
             epoch += 1
 
     def _load(self, batches: list[Sequence[int]], epoch: int) -> Iterator[tuple[Sequence[int], list[Any]]]:
+        self._check_synchronised(batches)
         mine = [self.pieces(batch) for batch in batches]
         flat = [piece for step in mine for piece in step]
         seed = derive(self.plan.seed, "workers", self.seat.rank, epoch)
@@ -180,22 +227,28 @@ class Trainer:
             yield batch, [(len(piece), next(loaded)) for piece in step]
 
     def pieces(self, batch: Sequence[int]) -> list[Sequence[int]]:
-        """Return this rank's part of a global batch, cut for gradient accumulation.
-
-        Raises:
-            ConfigError: The part is empty, and synchronised BatchNorm needs every rank.
-        """
-        mine = self.shard(batch)
-        if not mine and self.plan.sync_bn and self.seat.world_size > 1:
-            raise ConfigError(
-                f"sync_bn=true needs a sample on every rank in every step, and a batch of {len(batch)} has none for rank "
-                f"{self.seat.rank} of {self.seat.world_size}. Change global_batch_size or nprocs."
-            )
-        return pieces(mine, self.plan.grad_accumulation)
+        """Return this rank's part of a global batch, cut for gradient accumulation."""
+        return pieces(self.shard(batch), self.plan.grad_accumulation)
 
     def shard(self, batch: Sequence[int]) -> Sequence[int]:
         """Return this rank's part of a global batch."""
         return shard(batch, self.seat.rank, self.seat.world_size)
+
+    def _check_synchronised(self, batches: list[Sequence[int]]) -> None:
+        """Refuse, on all ranks alike, batches that synchronised BatchNorm would hang on.
+
+        Raises:
+            ConfigError: Some rank has fewer pieces of a batch than another.
+        """
+        ranks, cuts = self.seat.world_size, self.plan.grad_accumulation
+        if not self.plan.sync_bn or ranks == 1:
+            return
+        for size in sorted({len(batch) for batch in batches}):
+            if min(size // ranks, cuts) < min(-(-size // ranks), cuts):
+                raise ConfigError(
+                    f"sync_bn=true needs samples on every rank in every step, and a batch of {size} is not enough for "
+                    f"nprocs={ranks} times grad_accumulation={cuts}. Change global_batch_size, nprocs or steps."
+                )
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
@@ -207,10 +260,11 @@ class Trainer:
         """
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
+        buffers = [buffer.clone() for buffer in self.model.buffers()] if self.plan.on_nonfinite == "skip" else []
         loss_sum, count = self.accumulate(batch, loaded)
         values = self.reduced(count)
-        if not are_finite(values):
-            return self._left_out(loss_sum, count)
+        if not are_finite([self._alarm(), *values]):
+            return self._left_out(loss_sum, count, buffers)
         if self.plan.clip_norm is not None:
             clip_(values, self.plan.clip_norm)
         self.update()
@@ -218,6 +272,7 @@ class Trainer:
 
     def accumulate(self, batch: Sequence[int], loaded: list[tuple[int, Any]]) -> tuple[float, float]:
         """Run forward and backward over this rank's pieces, the last of which reduces; return sum and number of losses."""
+        self.loss_module.alarm.grad = None
         parts = loaded or [(0, None)]
         losses: list[Tensor] = []
         counts: list[float | Tensor] = []
@@ -237,7 +292,7 @@ class Trainer:
 
         The mean loss of a piece of ``size`` samples counts ``size / global_size`` in the global mean, and DDP divides by the
         number of ranks. A sum over items is weighted later, when the number of all ranks' items is known. A loss that is not
-        finite makes every gradient so: the reduction then tells all ranks.
+        finite makes the alarm's gradient so: the reduction then tells all ranks.
         """
         weight = 1.0 if items is not None else size * self.seat.world_size / global_size
         exact = torch.full_like(loss, weight, requires_grad=False)
@@ -250,14 +305,37 @@ class Trainer:
             total = torch.tensor(count, dtype=torch.float64, device=self.seat.device)
             if self.seat.world_size > 1:
                 dist.all_reduce(total)
-            scale_(values, self.seat.world_size / float(total) if total else math.nan)
+            self.num_items = float(total)
+            scale_(values, self.seat.world_size / self.num_items if self.num_items else math.nan)
         return values
+
+    def _alarm(self) -> Tensor:
+        gradient = self.loss_module.alarm.grad
+        assert gradient is not None
+        return gradient
 
     def update(self) -> None:
         """Take the optimizer's step and the scheduler's."""
         self.optimizer.step()
         if self.scheduler is not None:
             self.scheduler.step()
+
+    # --- evaluation --------------------------------------------------------------------------------------------------
+
+    def over_ranks(self, totals: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        """Return the (sum, count) of each metric over all ranks, from this rank's own."""
+        if self.seat.world_size == 1:
+            return dict(totals)
+        # A rank without samples does not know the names, and one rank's batches may have names that another's do not.
+        everybody: list[Any] = [None] * self.seat.world_size
+        dist.all_gather_object(everybody, list(totals))
+        names = list(dict.fromkeys(name for one in everybody for name in one))
+        sums = torch.tensor([totals.get(name, (0.0, 0.0)) for name in names], dtype=torch.float64, device=self.seat.device)
+        if names:
+            dist.all_reduce(sums)
+        return {name: (float(total), float(count)) for name, (total, count) in zip(names, sums.tolist(), strict=True)}
+
+    # --- small parts of a step ---------------------------------------------------------------------------------------
 
     def _agree_on_kind(self, counts_items: bool, has_samples: bool) -> None:
         """Learn from rank 0, which always has samples, whether losses come as (sum, count): a rank without any cannot tell."""
@@ -269,24 +347,34 @@ class Trainer:
         if has_samples and self.counts_items != counts_items:
             raise ConfigError(f"{type(self.recipe).__name__}.loss() returns a mean for some batches, (sum, count) for others.")
 
-    def _left_out(self, loss_sum: float, count: float) -> StepResult:
+    def _left_out(self, loss_sum: float, count: float, buffers: list[Tensor]) -> StepResult:
         if self.plan.on_nonfinite == "skip":
+            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
             return StepResult(loss_sum, count, skipped=True)
         own = not math.isfinite(loss_sum)
-        cause = f"the loss is {loss_sum / count if count else loss_sum}" if own else "the reduced gradients are not finite"
-        raise NonFinite(f"{cause}; on_nonfinite=skip would leave such steps out.", is_consequence=not own)
+        if own:
+            cause = f"the loss is {loss_sum / count if count else loss_sum}"
+        elif not are_finite([self._alarm()]):
+            cause = "the loss of another rank is not finite"
+        elif self.num_items == 0:
+            cause = "loss() counted no item on any rank"
+        else:
+            cause = "the gradients are not finite, though every loss is"
+        is_consequence = not own and not are_finite([self._alarm()])
+        raise NonFinite(f"{cause}; on_nonfinite=skip would leave such steps out.", is_consequence)
 
 
-def num_samples(dataset: Any) -> int:
-    """Return the length of a map-style data set.
+def num_samples(dataset: Any, source: str = "dataset()") -> int:
+    """Return the length of a map-style data set, which ``source`` of a recipe returned.
 
     Raises:
         ConfigError: It has none, or no sample.
     """
-    try:
-        count = len(dataset)
-    except TypeError:
-        raise ConfigError(f"{type(dataset).__name__} has no length: recipes give map-style data sets.") from None
+    kind = type(dataset).__name__
+    if not hasattr(dataset, "__len__") or isinstance(dataset, IterableDataset):
+        raise ConfigError(f"{source} of the recipe returned a {kind}. Return a map-style data set, which has a length.")
+    count = len(dataset)
     if count == 0:
-        raise ConfigError("dataset() of the recipe has no sample.")
+        raise ConfigError(f"{source} of the recipe returned a {kind} without a sample.")
     return count

@@ -21,7 +21,7 @@ from harness.capture import Capture, Captured, Gradients, reduction_ratios
 from harness.compare.evidence import Evidence, Mathematics, Partition, StepEvidence
 from harness.context import Rank
 from harness.digest import Digests, digests, gradient_digest, state_digests
-from harness.evaluate import evaluate, has_evaluation
+from harness.evaluate import eval_dataset_of, evaluate
 from harness.loader import load
 from harness.plan import TrainPlan
 from harness.record import FORMAT, ratio
@@ -232,10 +232,10 @@ class Verification:
     # --- evaluation --------------------------------------------------------------------------------------------------
 
     def _evaluation(self, trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        recipe, plan, ranks = trainer.recipe, self._plan, self._seat.world_size
-        if not has_evaluation(recipe):
+        plan, ranks = self._plan, self._seat.world_size
+        dataset = eval_dataset_of(trainer.recipe)
+        if dataset is None:
             return None
-        dataset = recipe.eval_dataset()  # type: ignore[attr-defined]
         number = evaluated(len(dataset), plan.global_batch_size, ranks)
         reported = evaluate(trainer, torch.utils.data.Subset(dataset, range(number)))
         if self._seat.rank != 0:

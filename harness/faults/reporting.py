@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.evaluate import has_evaluation
+from harness.evaluate import eval_dataset_of
 from harness.faults.seams import injection, require
 from harness.trainer import StepResult, Trainer
 
@@ -32,7 +32,7 @@ def rank0_loss_reported(trainer: Trainer, size: float | None) -> None:
 @injection
 def accuracy_as_mean_of_means(trainer: Trainer, size: float | None) -> None:
     """Report the mean of the ranks' means as the metric of all samples."""
-    require(has_evaluation(trainer.recipe), trainer, f"{type(trainer.recipe).__name__} has no evaluation")
+    require(eval_dataset_of(trainer.recipe) is not None, trainer, f"{type(trainer.recipe).__name__} has no evaluation")
     over_ranks = trainer.over_ranks
 
     def faulty(totals: Mapping[str, tuple[float, float]]) -> Totals:
