@@ -164,7 +164,7 @@ class Trainer:
         bucket: the first step of resumed training would else differ in bits from the same step of training that went on.
         """
         if self.seat.world_size > 1:
-            self.wrapped(None)[0].backward()  # type: ignore[no-untyped-call]
+            self.wrapped(None)[0].backward()
             for parameter in self.loss_module.parameters():
                 parameter.grad = None
 

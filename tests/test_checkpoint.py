@@ -1,0 +1,241 @@
+"""Checkpoints are whole at every moment, go on in bits, and fit any number of ranks and bare torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from harness import checkpoint
+from harness.errors import ConfigError
+from harness.trainer import Seat, Trainer
+from tests import toys
+from tests.ranks import Outcomes, run_cases
+from tests.test_trainer import ALONE, trainer
+
+SIZES = (2, 3)
+
+
+class Rich(toys.Scheduled):
+    """All that has a state: Adam, a scheduler, BatchNorm, dropout, and a data set that draws."""
+
+    def __init__(self, width: int = 5) -> None:
+        super().__init__(12, optimizer="adam", batch_norm=True, dropout=0.5)
+        self.width = width
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, self.width), nn.BatchNorm1d(self.width), nn.Dropout(0.5), nn.Linear(self.width, 1))
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return super().loss(model, batch) * (1 + numpy.random.rand())
+
+
+def rich(seat: Seat = ALONE, width: int = 5, **settings: Any) -> Trainer:
+    return trainer(Rich(width), seat, **{"steps": 8, "global_batch_size": 6, **settings})
+
+
+def take(made: Trainer, begin: int, end: int) -> list[tuple[Any, ...]]:
+    """Take steps ``begin`` to ``end``; return what came of each."""
+    found = []
+    for number, (batch, loaded) in enumerate(made.steps(begin), begin):
+        result = made.step(batch, loaded)
+        found.append((list(batch), result.loss_sum, made.lr, made.digests()))
+        if number + 1 == end:
+            break
+    return found
+
+
+def twice(seat: Seat, folder: Path) -> dict[str, Any]:
+    """Take 8 steps; take 3, save, and 5 more in a trainer that was made anew; the same with an epoch's end in between."""
+    whole = take(rich(seat), 0, 8)
+    path = folder / f"checkpoint-{seat.world_size}.pt"
+    found = []
+    for middle in (3, 6):
+        made = rich(seat)
+        first = take(made, 0, middle)
+        checkpoint.save(made, path, middle)
+        torch.manual_seed(99)
+        again = rich(seat)
+        found.append(first + take(again, checkpoint.load(again, path), 8))
+    return {"whole": whole, "found": found, "keys": list(made.model.state_dict())}
+
+
+def of_others(seat: Seat, folder: Path) -> dict[str, Any]:
+    """Load what 2 ranks saved, in 3; the steps after it have the same batches and learning rates."""
+    made = rich(seat)
+    if seat.world_size == 2:
+        return {}
+    begin = checkpoint.load(made, folder / "checkpoint-2.pt")
+    born = made.digests()
+    mask = nn.functional.dropout(torch.ones(64))
+    return {"begin": begin, "born": born, "mask": mask, "rest": take(made, begin, 8)}
+
+
+CASES: dict[str, Callable[[Seat, Path], dict[str, Any]]] = {"twice": twice, "of others": of_others}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoint")
+
+
+@pytest.fixture(scope="module")
+def outcomes(shared: Path) -> Outcomes:
+    return run_cases("tests.test_checkpoint", SIZES, shared)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("size", SIZES)
+def test_going_on_is_the_same_in_bits(outcomes: Outcomes, size: int) -> None:
+    for result in outcomes.of(size, "twice"):
+        for found in result["found"]:
+            assert found == result["whole"]
+
+
+def test_one_rank_goes_on_in_bits_too(tmp_path: Path) -> None:
+    result = twice(ALONE, tmp_path)
+    assert result["found"] == [result["whole"]] * 2
+
+
+@pytest.mark.ranks
+def test_3_ranks_go_on_from_2(outcomes: Outcomes) -> None:
+    results, saved = outcomes.of(3, "of others"), outcomes.of(2, "twice")[0]
+    for result in results:
+        assert result["begin"] == 6
+        assert result["born"] == saved["whole"][5][3]
+        assert [step[0] for step in result["rest"]] == [step[0] for step in saved["whole"][6:]]
+        assert [step[2] for step in result["rest"]] == [step[2] for step in saved["whole"][6:]]
+    assert len({tuple(result["mask"].tolist()) for result in results}) == 3
+
+
+@pytest.mark.ranks
+def test_1_rank_and_bare_torch_go_on_from_2(outcomes: Outcomes, shared: Path) -> None:
+    saved = outcomes.of(2, "twice")[0]
+    made = rich()
+    assert checkpoint.load(made, shared / "checkpoint-2.pt") == 6
+    assert made.digests() == saved["whole"][5][3]
+    content = torch.load(shared / "checkpoint-2.pt")
+    bare = Rich().model().double()
+    bare.load_state_dict(content["model"])
+    Rich().optimizer(bare).load_state_dict(content["optimizer"])
+    assert list(content["model"]) == list(bare.state_dict()) == saved["keys"]
+    assert [p.tolist() for p in bare.parameters()] == [p.tolist() for p in made.model.parameters()]
+
+
+@pytest.mark.ranks
+def test_names_are_the_same_at_any_number_of_ranks(outcomes: Outcomes, tmp_path: Path) -> None:
+    assert outcomes.of(2, "twice")[0]["keys"] == outcomes.of(3, "twice")[0]["keys"] == twice(ALONE, tmp_path)["keys"]
+
+
+# --- written whole --------------------------------------------------------------------------------------------------
+
+
+def dies_in(replaced: str, before_it: bool) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return what makes this process kill itself at a call while it saves."""
+
+    def arrange(patch: pytest.MonkeyPatch) -> None:
+        owner, _, name = replaced.rpartition(".")
+        target: Any = {"torch": torch, "os": os, "Path": Path}[owner]
+        right = getattr(target, name)
+
+        def dying(*args: Any, **kwargs: Any) -> Any:
+            if replaced == "torch.save":
+                args[1].write(b"half of it")
+                args[1].flush()
+            elif not before_it:
+                right(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        patch.setattr(target, name, dying)
+
+    return arrange
+
+
+@pytest.mark.parametrize(
+    ("arrange", "step"),
+    [
+        (dies_in("torch.save", True), 2),
+        (dies_in("os.fsync", True), 2),
+        (dies_in("os.fsync", False), 2),
+        (dies_in("Path.replace", True), 2),
+        (dies_in("Path.replace", False), 4),
+    ],
+    ids=["half written", "written", "on disk", "before the name", "after the name"],
+)
+def test_a_killed_writer_leaves_the_old_checkpoint_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrange: Callable[[pytest.MonkeyPatch], None], step: int
+) -> None:
+    path, made = tmp_path / "checkpoint.pt", rich()
+    take(made, 0, 2)
+    checkpoint.save(made, path, 2)
+    child = os.fork()
+    if child == 0:
+        try:
+            arrange(monkeypatch)
+            checkpoint.save(made, path, 4)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert torch.load(path)["step"] == step
+    checkpoint.save(made, path, 6)
+    assert (torch.load(path)["step"], [file.name for file in tmp_path.iterdir()]) == (6, ["checkpoint.pt"])
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_a_run_is_as_good_as_the_file(odd_path: Path) -> None:
+    made = rich()
+    take(made, 0, 2)
+    checkpoint.save(made, odd_path / "checkpoint.pt", 2)
+    assert checkpoint.load(rich(), odd_path) == checkpoint.load(rich(), odd_path / "checkpoint.pt") == 2
+
+
+def test_a_checkpoint_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"resume={tmp_path}: there is no checkpoint {tmp_path}/checkpoint.pt."):
+        checkpoint.load(rich(), tmp_path)
+    with pytest.raises(ConfigError, match=f"resume={tmp_path}/x: there is no checkpoint {tmp_path}/x."):
+        checkpoint.load(rich(), tmp_path / "x")
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("no checkpoint")
+    with pytest.raises(ConfigError, match="cannot be read as a checkpoint"):
+        checkpoint.load(rich(), path)
+    torch.save(rich().model.state_dict(), path)
+    with pytest.raises(ConfigError, match="is no checkpoint of a run: it has no model, optimizer, random, scheduler, step"):
+        checkpoint.load(rich(), path)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    class Alone(Rich):
+        scheduler = None
+
+    class Plain(Rich):
+        def optimizer(self, model: nn.Module) -> Any:
+            return torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1)
+
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(rich(), path, 2)
+    with pytest.raises(ConfigError, match=r"the checkpoint is of another model. size mismatch for 0.weight"):
+        checkpoint.load(rich(width=7), path)
+    with pytest.raises(ConfigError, match="the checkpoint is of another optimizer"):
+        checkpoint.load(trainer(Plain()), path)
+    with pytest.raises(ConfigError, match="the checkpoint has a scheduler, and the recipe has none"):
+        checkpoint.load(trainer(Alone()), path)
+
+
+def test_a_run_without_a_step_left_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(rich(), path, 8)
+    with pytest.raises(ConfigError, match=r"has 8 steps behind it, .* has 8 in all. None is left: use steps=9"):
+        checkpoint.load(rich(), path)
+    assert checkpoint.load(rich(steps=9), path) == 8
