@@ -525,12 +525,36 @@ def test_whatever_is_empty_lost_or_not_a_number_is_never_green():
 
 def test_names_that_are_lost_everywhere_are_red():
     """A tensor that is left out of one stage alone must not go unnoticed because all ranks left it out."""
-    for key in ("local", "reduced", "before", "after", "replayed_local", "replayed_after", "reduction_ratio", "movement"):
+    rungs = {
+        "local": ["R3", "R4"],
+        "replayed_local": ["R3"],
+        "reduced": ["R4", "R14"],
+        "reduction_ratio": ["R4"],
+        "before": ["R5"],
+        "after": ["R5", "R13"],
+        "replayed_after": ["R5"],
+        "movement": ["R14"],
+    }
+    for key, expected in rungs.items():
         evidence = green(2)
         values = evidence["steps"][1][key]
         for each in values if isinstance(values, list) else [values]:
             del each["fc1.bias"]
-        assert red(judge(evidence)), key
+        if key == "after":
+            del evidence["observed_twice"][1][0]["fc1.bias"]
+        verdict = judge(evidence)
+        assert red(verdict) == expected, key
+        assert {(of(verdict, name).where or {}).get("tensor") for name in expected} == {"fc1.bias"}
+
+
+def test_where_a_name_is_lost():
+    verdict = judged(lambda evidence: evidence["steps"][0]["local"][1].pop("fc1.bias"))
+    assert of(verdict, "R3").detail == "rank 1 has no such tensor"
+    assert (of(verdict, "R4").where or {})["rank"] == 1
+    verdict = judged(lambda evidence: evidence["steps"][0]["replayed_local"][1].pop("fc1.bias"))
+    assert of(verdict, "R3").detail == "only rank 1 has this tensor, and the replay's part lacks it"
+    verdict = judged(lambda evidence: evidence["steps"][0]["after"][2].pop("fc1.bias"), n=3)
+    assert of(verdict, "R6").detail == "rank 2 has no such tensor"
 
 
 @pytest.mark.parametrize("key", ["losses", "local", "reduced", "lr", "before", "after", "buffers", "rng", "batches"])
@@ -739,6 +763,7 @@ def test_noise_that_nobody_measured_is_not_checked():
 def test_a_loss_beyond_noise_and_a_lost_gradient_are_red_all_the_same():
     assert "R3" in red(judged(all_of(noisy(1.0), setting("steps", 0, "losses", 0, [2.0 * (1 + 1e-5)]))))
     assert "R3" in red(judged(all_of(noisy(1.0), lambda evidence: evidence["steps"][1]["local"][1].pop("fc2.bias"))))
+    assert "R3" in red(judged(all_of(noisy(None), setting("steps", 2, "losses", 0, [1.0]))))
 
 
 def test_the_same_bits_pass_without_determinism():
@@ -873,8 +898,10 @@ def test_the_bounds_of_the_loss(key, name, most):
 
 @pytest.mark.parametrize("key", ["float64", "own_precision"])
 def test_a_tensor_that_was_not_compared_with_the_whole_batch(key):
-    assert red(judged(lambda evidence: evidence[key][0]["ratios"].pop("fc1.bias")))
-    assert red(judged(setting(key, 0, "ratios", "fc9.bias", 0.0)))
+    for mutate in (lambda evidence: evidence[key][0]["ratios"].pop("fc1.bias"), setting(key, 0, "ratios", "fc9.bias", 0.0)):
+        failed = judged(mutate).failed
+        assert failed is not None and failed.where is not None
+        assert failed.where["stage"] == "gradient" and failed.where["tensor"] in ("fc1.bias", "fc9.bias")
 
 
 def test_the_mean_is_over_all_ranks():
@@ -962,6 +989,7 @@ def test_the_observer():
         ([True, False, True, True, False], True),
         ([True, True, False, False, False], False),  # lr 0 in a warm-up
         ([True, True, False, True, False], True),
+        ([True, True, True, True, False], False),  # R5's to say
         ([True, True, True, True], True),
     ],
 )
@@ -1012,6 +1040,19 @@ def test_what_was_not_checked_in_words():
 def test_every_rung_of_the_ladder_has_its_words():
     assert list(rung._ABOUT) == [f"R{number}" for number in range(15)]
     assert all(about.causes and about.title for about in rung._ABOUT.values())
+
+
+def test_the_earliest_step_names_the_fault_and_then_the_ladder():
+    late, early = setting("steps", 1, "local", 0, "fc1.bias", "other"), setting("steps", 0, "after", 1, "fc1.bias", "other")
+    verdict = judged(all_of(late, early))
+    assert red(verdict) == ["R3", "R5", "R6"]
+    assert verdict.label == "FAILED R5"
+    assert verdict.sentences()[1].endswith("R3 (local replay), R6 (ranks).")
+    unfinished = setting("evaluation", None)
+    assert judged(all_of(unfinished, late)).label == "FAILED R3"
+    assert judged(all_of(early, setting("birth", 1, "fc1.bias", "other"))).label == "FAILED R2"
+    assert judged(all_of(early, setting("partition", "missing", 1))).label == "FAILED R1"
+    assert judged(all_of(early, setting("own_precision", []))).label == "FAILED R8"
 
 
 def test_nothing_checked_is_nothing_proven():
@@ -1104,6 +1145,18 @@ def test_verifications_are_compared_tensor_by_tensor():
     evidence["steps"][1]["reduced"][0]["fc2.bias"] = "other"
     verdict = chains.compare_chains(chains.evidence_chains(green(2)), chains.evidence_chains(evidence))
     assert verdict.where == {"step": 1, "rank": 1, "stage": "local gradient", "tensor": "fc2.weight"}
+
+
+def test_what_one_run_lacks_is_told():
+    shorter = green(2)
+    for key in ("steps", "observed_twice"):
+        del shorter[key][2]
+    verdict = chains.compare_chains(chains.evidence_chains(green(2)), chains.evidence_chains(shorter), ("job 0", "job 3"))
+    assert verdict.where == {"step": 2, "rank": 0, "stage": "rng"} and verdict.detail == "job 3 left no such digest"
+    verdict = chains.compare_chains(chain(dones=(0, 1)), chain(dones=(0,)), ("job 0", "job 3"))
+    assert verdict.where == {"step": 0, "rank": 0, "stage": "parameters"} and verdict.detail == "job 3 left no such digest"
+    verdict = chains.compare_chains(chain(dones=(0,)), chain(dones=(0, 1)), ("job 0", "job 3"))
+    assert verdict.detail == "job 0 left no such digest"
 
 
 def test_resumed_runs():

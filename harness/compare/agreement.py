@@ -130,12 +130,12 @@ def replayed(evidence: Evidence, *keys: str) -> list[StepEvidence]:
 
 def relative(a: float, b: float) -> float:
     """Return the relative difference of two numbers; NaN where either is not finite."""
-    return by_scale(abs(a - b), max(abs(a), abs(b))) if finite(a) and finite(b) else math.nan
+    return by_scale(abs(a - b), max(abs(a), abs(b)))
 
 
 def by_scale(difference: float, scale: float) -> float:
     """Return ``difference / scale``: 0 where nothing differs from nothing, NaN where either is NaN."""
-    if difference == 0 and scale == 0:
+    if difference == 0:
         return 0.0
     return difference / scale if scale > 0 else math.nan
 

@@ -88,7 +88,7 @@ def _row(trials: Sequence[Trial]) -> AuditRow:
         expected=trials[0].expected,
         fired=fired.most_common(1)[0][0] if fired else None,
         red=fired.total(),
-        as_expected=sum(trial.fired is not None and trial.fired in trial.expected for trial in trials),
+        as_expected=sum(trial.fired in trial.expected for trial in trials),
         trials=len(trials),
         by_older_rules={rule: sum(not accepts(trial) for trial in trials) for rule, accepts in OLDER_RULES.items()},
     )
