@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.record import RankResult, RunResult
+from harness.record import Failure, RankResult, RunResult
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,7 @@ class End:
         result = self.result
         if result.code != 0 or self.returncode not in (None, 0):
             return False
-        return (
-            "finished" in result.marks or result.status == "exit" or (result.status == "unfinished" and self.returncode == 0)
-        )
+        return "finished" in result.marks or result.status == "exit" or (result.status == "unfinished" and self.returncode == 0)
 
 
 def first_to_fall(ends: Sequence[End]) -> End | None:
@@ -88,7 +86,7 @@ def judge(ends: Sequence[End], logs: Sequence[str], marks: dict[str, float]) -> 
     return RunResult(
         "failed",
         ranks,
-        message=f"{describe(first, len(ends))} {describe_others(first, others)}{_where_to_look(first, logs)}",
+        message=f"{describe(first, len(ends))} {describe_others(first, others)}{_where_to_look(first, logs)}".rstrip(),
         failed_rank=first.rank,
         consequences=consequences,
         exit_code=None if killed else first.result.code or (code if code is not None and code > 0 else 1),
@@ -111,9 +109,7 @@ def describe(end: End, nprocs: int) -> str:
     who = f"rank {end.rank} of {nprocs}"
     result = end.result
     if result.failure is not None:
-        failure = result.failure
-        where = f" ({failure.where})" if failure.where else ""
-        return f"{who} failed{_at_step(result)}: {failure.type}: {failure.message}{where}."
+        return _describe_failure(f"{who} failed{_at_step(result)}", result.failure)
     if end.left_early and "finished" in result.marks:
         return f"{who} finished{_at_step(result)} while others waited for it."
     if end.left_early:
@@ -125,8 +121,18 @@ def describe(end: End, nprocs: int) -> str:
     return f"{who} ended with exit code {end.returncode}{_at_step(result)}, without a word of why."
 
 
+def _describe_failure(who: str, failure: Failure) -> str:
+    if failure.mistake:
+        return failure.message
+    where = f" ({failure.where})" if failure.where else ""
+    stop = "" if failure.message.endswith(".") and not where else "."
+    return f"{who}: {failure.type}: {failure.message}{where}{stop}"
+
+
 def describe_others(first: End, others: Sequence[End]) -> str:
     """Return what became of the other ranks, a sentence for each kind of end, with a space after each."""
+    if first.result.failure is not None and first.result.failure.mistake:
+        return ""
     failed = [end for end in others if end.has_failed]
     same = [end.rank for end in failed if not end.is_consequence and _is_same(end, first)]
     other = [end.rank for end in failed if not end.is_consequence and not _is_same(end, first)]
@@ -169,10 +175,13 @@ def signal_name(number: int) -> str:
 
 def _at_step(result: RankResult) -> str:
     if not result.steps:
-        return ""
+        return " at step 0" if "DDP built" in result.marks else ""
     return f" at step {result.steps[-1].step + 1}"
 
 
 def _where_to_look(end: End, logs: Sequence[str]) -> str:
-    what = "Traceback" if end.result.failure is not None else "Log"
+    failure = end.result.failure
+    if failure is not None and failure.mistake:
+        return ""
+    what = "Traceback" if failure is not None and failure.where else "Log"
     return f"{what}: {logs[end.rank]}"

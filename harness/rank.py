@@ -112,8 +112,8 @@ def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record:
         return code
     except BaseException as error:
         failure = failure_of(error, RunPlan.read(run).cwd)
-        if not run.call.exists():
-            # The caller of spawn() gets the traceback with the exception.
+        if not run.call.exists() and not (failure.mistake and PARENT in os.environ):
+            # The caller of spawn() gets the traceback with the exception; a parent says itself what there is to mend.
             print(failure.traceback, file=sys.stderr, flush=True)
         record.error(run.error(who.slot), error)
         record.end("raised", 1, failure=failure)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import inspect
-from collections.abc import Mapping
+import pkgutil
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
+
+from harness.errors import ConfigError
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -42,16 +47,55 @@ def make_recipe(settings: Mapping[str, Any]) -> Recipe:
     """Return the recipe that ``_target_`` and its keys describe, nested ``_target_`` keys included.
 
     Raises:
-        Exception: Whatever importing or making it raised, as it was.
+        ConfigError: There is no such class, or its own checks refuse a setting: with a ValueError about ``recipe.NAME=``.
+        Exception: Whatever else importing or making it raised, as it was.
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
+    _find(str(settings["_target_"]))
     try:
         return instantiate(dict(settings))
     except InstantiationException as error:
         # Hydra's own text repeats the cause's and hides where it happened.
-        raise error.__cause__ or error from None
+        cause = error.__cause__ or error
+        if isinstance(cause, ValueError) and str(cause).startswith("recipe."):
+            raise ConfigError(str(cause)) from None
+        raise cause from None
+
+
+def _find(target: str) -> None:
+    """Import what holds the class of that name.
+
+    Raises:
+        ConfigError: There is none; the closest name is given.
+    """
+    module, _, name = target.rpartition(".")
+    found: Any = None
+    for part in module.split(".") if module else []:
+        path = f"{found.__name__}.{part}" if found else part
+        if isinstance(found, type) or (inspect.ismodule(found) and hasattr(found, part)):
+            found = getattr(found, part, None)
+            continue
+        try:
+            found = importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name != path:
+                raise
+            raise ConfigError(_no_such(target, f"module {path}", part, found, _modules_of(found))) from None
+    if not hasattr(found, name):
+        raise ConfigError(_no_such(target, f"class {name}" + (f" in {module}" if module else ""), name, found, dir(found)))
+
+
+def _modules_of(package: Any) -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(package.__path__ if hasattr(package, "__path__") else None)]
+
+
+def _no_such(target: str, what: str, name: str, where: Any, known: Iterable[str]) -> str:
+    closest = difflib.get_close_matches(name, known, 1)
+    prefix = f"{where.__name__}." if where is not None else ""
+    hint = f" Did you mean {prefix}{closest[0]}?" if closest else ""
+    return f"recipe._target_={target}: there is no {what}.{hint} Modules are looked for in PYTHONPATH and beside the script."
 
 
 def make_scheduler(recipe: Recipe, optimizer: Optimizer, num_steps: int) -> LRScheduler | None:

@@ -60,6 +60,7 @@ class Failure:
         traceback: Python's own text.
         collective: True where it was raised by communication with other ranks, so that it may be a consequence.
         t: CLOCK_MONOTONIC when it was caught, in seconds.
+        mistake: True where the message alone says what to mend, so that rank, line and traceback would only hide it.
     """
 
     type: str
@@ -68,6 +69,7 @@ class Failure:
     traceback: str
     collective: bool
     t: float
+    mistake: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from harness.errors import BackendUnavailable, ConfigError, HarnessError
 from harness.record import Evaluation, Failure, Step
 from harness.rundir import write_whole
 
@@ -95,11 +96,18 @@ def failure_of(error: BaseException, cwd: str | None = None) -> Failure:
     return Failure(
         type=type(error).__name__,
         message=_text_of(error),
-        where=_where(error, cwd or os.getcwd()),
-        traceback="".join(traceback.format_exception(type(error), error, _from_users_code(error.__traceback__))),
+        where="" if isinstance(error, HarnessError) else _where(error, cwd or os.getcwd()),
+        traceback=_traceback_of(error),
         collective=any(map(_is_collective, _chain(error))),
         t=time.monotonic(),
+        mistake=isinstance(error, ConfigError | BackendUnavailable),
     )
+
+
+def _traceback_of(error: BaseException) -> str:
+    if isinstance(error, HarnessError):
+        return f"{type(error).__name__}: {_text_of(error)}"
+    return "".join(traceback.format_exception(type(error), error, _from_users_code(error.__traceback__)))
 
 
 def _text_of(error: BaseException) -> str:
