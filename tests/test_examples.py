@@ -49,11 +49,12 @@ def two_ranks():
     return losses("spawn_nprocs.py")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["cpu_training.py"], ["-m", "harness.launch", "--nproc_per_node=2", "--backend=gloo", "linear.py"]]
-)
-def test_two_ranks_however_started(two_ranks, arguments):
-    assert losses(*arguments) == two_ranks
+def test_cpu_asked_for(two_ranks):
+    assert losses("cpu_training.py") == two_ranks
+
+
+def test_same_body_under_the_launch_command(two_ranks):
+    assert losses("-m", "harness.launch", "--nproc_per_node=2", "--backend=gloo", "linear.py") == two_ranks
 
 
 def test_plain_torch_script_runs_unchanged(two_ranks):
@@ -62,7 +63,7 @@ def test_plain_torch_script_runs_unchanged(two_ranks):
 
 def test_under_torchrun(two_ranks, tmp_path):
     store = ["--rdzv-backend=c10d", f"--rdzv-endpoint={tmp_path / 'store'}", "--rdzv-conf=store_type=file"]
-    done = run("-m", "torch.distributed.run", "--nproc-per-node=2", "--local-ranks-filter=0", *store, "linear.py")
+    done = run("-m", "torch.distributed.run", "--nproc-per-node=2", f"--log-dir={tmp_path}", *store, "linear.py")
     assert done.returncode == 0, done.stderr
     # Both ranks print there.
     said = [line.removeprefix("loss: ") for line in done.stdout.split("\n") if line]
@@ -79,8 +80,10 @@ def test_number_of_ranks_left_open():
     assert len(lines) == min(2, len(os.sched_getaffinity(0)))
 
 
-def test_one_process():
-    assert losses("linear.py") == losses("-m", "harness.launch", "--nprocs=1", "linear.py")
+def test_one_process(two_ranks):
+    alone = losses("linear.py")
+    # The first loss comes before the ranks have learnt from each other.
+    assert alone[0] == two_ranks[0] and alone[1:] != two_ranks[1:]
 
 
 def test_list_of_devices_on_a_machine_without():
@@ -93,8 +96,7 @@ def test_list_of_devices_on_a_machine_without():
 @pytest.mark.skipif(not has_gpu, reason="there is no GPU")
 def test_list_of_devices():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "spawn_devices.py", "0"], env=environment, cwd=EXAMPLES, capture_output=True, text=True
-    )
+    command = [sys.executable, "spawn_devices.py", "0"]
+    done = subprocess.run(command, env=environment, cwd=EXAMPLES, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 5
