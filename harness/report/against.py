@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.compare.launches import Launch
 from harness.compare.performance import PerformanceVerdict, compare
 from harness.errors import NotComparable
 from harness.report import table as tables
-from harness.report.build import digests, launch_of, work
+from harness.report.build import digests, launch_of, trials_of, work
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import Table
 
@@ -88,13 +89,19 @@ def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str
 
 
 def _pair(job: JobReport, before: JobReport, sweep: SweepReport, baseline: SweepReport) -> Pair:
+    several = bool(job.trials and before.trials)
+    now, then = _launches(job, sweep, several), _launches(before, baseline, several)
     try:
-        # The machine is compared in words, by machine_notes.
-        new, old = (launch_of(one, {"cores": of.machine.get("cores", "")}) for one, of in ((job, sweep), (before, baseline)))
-        speed = compare([dataclasses.replace(old, arm="baseline")], [new])
+        speed = compare([dataclasses.replace(launch, arm="baseline") for launch in then], now)
     except NotComparable:
         speed = None
     return Pair(job, before, speed, _arithmetic(job, before))
+
+
+def _launches(job: JobReport, sweep: SweepReport, several: bool) -> list[Launch]:
+    # The machine is compared in words, by machine_notes.
+    machine = {"cores": sweep.machine.get("cores", "")}
+    return trials_of(job, machine) if several else [launch_of(job, machine)]
 
 
 def _arithmetic(job: JobReport, before: JobReport) -> str:
@@ -116,8 +123,14 @@ def machine_notes(baseline: SweepReport, sweep: SweepReport) -> list[str]:
 
 
 def _notes(pairs: list[Pair]) -> list[str]:
-    single = any(pair.speed is not None and pair.speed.pairs == 1 for pair in pairs)
-    return ["* No claim of speed: one launch each says nothing beyond its own spread."] if single else []
+    counts = {pair.speed.pairs for pair in pairs if pair.speed is not None}
+    single = ["* No claim of speed: one launch each says nothing beyond its own spread."] if 1 in counts else []
+    several = (
+        ["The sweeps ran at different times: what else the machine did then is part of the ratio."]
+        if max(counts, default=0) > 1
+        else []
+    )
+    return single + several
 
 
 def against_table(comparison: Against, short: bool = False) -> Table:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harness.compare.chains import differences
-from harness.compare.performance import Launch, PerformanceVerdict, compare
+from harness.compare.launches import Launch
+from harness.compare.performance import PerformanceVerdict, compare
 from harness.errors import NotComparable
 from harness.record import RankResult
 from harness.report.sweep_report import JobReport, SweepReport

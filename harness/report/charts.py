@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from harness import stats
-from harness.compare.performance import Phase
+from harness.compare.phases import Phase
 from harness.report import table as tables
 from harness.report.grids import fault_matrix, ladder
 from harness.report.marks import oversubscribed, thinned, typical_start_up
@@ -20,6 +20,8 @@ from harness.report.theme import BLUE, DASHES, GREY, ORANGE, RED, SERIES, SKY, D
 MOST_ROWS = 40
 """A picture with a row per job shows so many of them; the table has all."""
 MOST_LINES = 8
+NAME = 12
+"""Letters of a setting's name in a label."""
 MOST_POINTS = 400
 TIMELINE_JOBS = 6
 TIMELINE_STEPS = 25
@@ -46,13 +48,13 @@ def named(job: JobReport, sweep: SweepReport) -> str:
     """Return a job's number and what the sweep varied in it."""
     values = tables.settings(job)
     varied = [name for name in tables.swept(sweep.jobs) if len({tables.settings(j).get(name) for j in sweep.jobs}) > 1]
-    said = ", ".join(values[name] if name == "launcher" else f"{name} {values[name]}" for name in varied if name in values)
-    return shorten(f"{job.plan.job}: {said}" if said else f"job {job.plan.job}")
+    said = [values[n] if n == "launcher" else f"{shorten(n, NAME)} {values[n]}" for n in varied if n in values]
+    return shorten(f"{job.plan.job}: {', '.join(said)}" if said else f"job {job.plan.job}")
 
 
 def shown_of(jobs: Sequence[JobReport], most: int) -> tuple[list[JobReport], str]:
     """Return the first ``most`` jobs, and a remark where that is not all."""
-    return list(jobs[:most]), f" (first {most} of {len(jobs)} jobs; the table has all)" if len(jobs) > most else ""
+    return list(jobs[:most]), f" (first {most} of {len(jobs)} jobs)" if len(jobs) > most else ""
 
 
 # Loss
@@ -63,13 +65,13 @@ def loss_curves(sweep: SweepReport) -> Drawing | None:
     jobs = trained(sweep)
     if not jobs:
         return None
-    made, (axes,) = figure(3.6)
+    made, (axes,) = figure(3.4 + 0.11 * min(len(jobs), MOST_LINES + 1))
     labelled = jobs[:MOST_LINES]
     for job in jobs[MOST_LINES:]:
         axes.plot(*_curve(job), color=GREY, linewidth=0.6, alpha=0.5)
     for number, job in enumerate(labelled):
         # Equal curves lie on top of each other: each is narrower than the one below.
-        colour, width = SERIES[number % len(SERIES)], 1.2 + 0.9 * (len(labelled) - 1 - number)
+        colour, width = SERIES[number % len(SERIES)], 1.2 + 0.5 * (len(labelled) - 1 - number)
         dash = DASHES[number // len(SERIES)]
         axes.plot(*_curve(job), color=colour, linestyle=dash, linewidth=width, label=named(job, sweep))
         evaluations = [one for one in job.result.ranks[0].evaluations if "loss" in one.metrics]
@@ -77,7 +79,7 @@ def loss_curves(sweep: SweepReport) -> Drawing | None:
     if len(jobs) > MOST_LINES:
         axes.plot([], [], color=GREY, label=f"{len(jobs) - MOST_LINES} other jobs")
     axes.set(xlabel="step", ylabel="loss, mean over the global batch", title="Loss (dots: evaluation)")
-    axes.legend(loc="upper right", ncols=1 if len(labelled) < 5 else 2)
+    made.legend(loc="outside lower center", ncols=2 if len(labelled) < 9 else 3)
     ends = [job.result.losses()[-1] for job in jobs]
     alt = f"Training loss by step of {len(jobs)} job(s). The last losses lie between {min(ends):.4g} and {max(ends):.4g}."
     return Drawing("loss", "Loss", alt, made)
@@ -141,7 +143,8 @@ def _stack(axes: Axes, row: int, phases: Sequence[Phase], colours: Mapping[tuple
         axes.barh(row, phase.seconds, left=left, height=0.65, linewidth=0, **look)
         left += phase.seconds
     launcher = sum(phase.seconds for phase in phases if phase.owner == "launcher")
-    axes.text(left, row, f"  {left:.2f} s = {launcher:.2f} + {left - launcher:.2f}", va="center", fontsize=9)
+    said = f"{left:.2f} s = {launcher:.2f} + {left - launcher:.2f}"
+    axes.annotate(said, (left, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
 
 
 def _hatch(owner: str) -> str:
@@ -196,7 +199,8 @@ def _ratios(axes: Axes, jobs: Sequence[JobReport]) -> None:
     for row, job in enumerate(jobs):
         speed = job.speed
         if speed is None or speed.ratio is None:
-            axes.text(1.0, row, " baseline" if job.baseline == job.plan.job else " not compared", va="center", fontsize=9)
+            said = "baseline" if job.baseline == job.plan.job else "not compared"
+            axes.annotate(said, (1.0, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
             continue
         centre = 1 / speed.ratio
         if speed.interval is not None:
@@ -269,10 +273,10 @@ def _scaling_panel(axes: Axes, kind: str, series: Mapping[str, Points], sweep: S
     axes.set_xticks(sorted({n for points in series.values() for n in points}))
     axes.set_ylim(bottom=0)
     cores = sweep.machine.get("cores", "?")
-    note = f"\n(hollow: oversubscribed, more ranks than {cores} cores: scaling not defined)" if crowded else ""
+    note = f"\n(hollow: oversubscribed, more ranks than\n{cores} cores, scaling not defined)" if crowded else ""
     batch = "global" if kind == "strong" else "local"
-    title = f"{kind.capitalize()} scaling: the {batch} batch stays (dotted: ideal)"
-    axes.set(xlabel=f"ranks{note}", ylabel="samples/s", title=title)
+    axes.set(xlabel=f"ranks (dotted: ideal){note}", ylabel="samples/s")
+    axes.set_title(f"{kind.capitalize()}: the {batch} batch stays")
     axes.legend(loc="upper left")
     return crowded
 

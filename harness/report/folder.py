@@ -92,7 +92,10 @@ def whole_sweep(folder: SweepDir, jobs: Sequence[JobReport]) -> SweepReport:
 
 def _read_job(folder: Path, entry: Mapping[str, Any]) -> JobReport:
     run = RunDir(folder)
-    plan = RunPlan.read(run)
+    try:
+        plan = RunPlan.read(run)
+    except (KeyError, TypeError, ValueError) as error:
+        raise NotComparable(f"{run.plan} was written by another version of harness, and cannot be read: {error!r}.") from error
     return job_report(plan, run, read_result(run, plan), entry.get("label", {}), entry.get("overrides", ()))
 
 

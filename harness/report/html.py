@@ -29,6 +29,8 @@ p { margin: .4rem 0; overflow-wrap: anywhere; } .soft { color: var(--soft); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: .35rem .7rem; text-align: left; white-space: nowrap; border-bottom: 1px solid var(--line); }
 thead th { position: sticky; top: 0; background: var(--band); } .num { text-align: right; }
+th:first-child, td:first-child { position: sticky; left: 0; background: var(--band); }
+thead th:first-child { z-index: 1; }
 tbody tr:last-child td { border-bottom: 0; } .failed td, .red td { color: var(--bad); font-weight: 600; }
 figure { margin: 0; } figure svg { display: block; width: 100%; min-width: 34rem; height: auto; }
 figcaption { color: var(--soft); font-size: .9rem; overflow-wrap: anywhere; }
@@ -37,14 +39,15 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; }
 nav a { margin-right: 1rem; } a { color: var(--good); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-@media (max-width: 40rem) { body { padding: .7rem; } th, td { padding: .3rem .45rem; } }
+@media (max-width: 40rem) { body { padding: .7rem; } h1 { font-size: 1.2rem; } th, td { padding: .3rem .45rem; } }
 @media print {
   :root { color-scheme: light; --ink: #000; --paper: #fff; --soft: #444; --line: #bbb; --band: #eee;
           --good: #000; --bad: #000; }
   body { max-width: none; font-size: 10pt; } nav { display: none; }
   .wide, .long { overflow: visible; max-height: none; border: 0; }
   table { font-size: 8pt; } th, td { white-space: normal; padding: .15rem .3rem; } thead { display: table-header-group; }
-  thead th { position: static; } tr, figure { break-inside: avoid; } figure svg { min-width: 0; } }
+  th:first-child, td:first-child, thead th { position: static; } tr, section { break-inside: avoid; }
+  #jobs { break-inside: auto; } h2 { break-after: avoid; } figure svg { min-width: 0; } }
 """
 
 LONG = 25

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from harness import stats
 from harness.compare.performance import PerformanceVerdict
 from harness.record import FORMAT
 from harness.report import table as tables
@@ -43,10 +42,11 @@ def _job(job: JobReport) -> dict[str, Any]:
         "message": job.result.message,
         "failed_rank": job.result.failed_rank,
         "nprocs": job.plan.nprocs,
-        "first_step_s": tables.first_step_s(job),
+        "first_step_s": tables.typical_first_step_s(job),
         "num_measured_steps": len(times),
         "step_s": tables.step_s(job),
-        "step_spread_s": stats.spread(times) if len(times) > 1 else None,
+        "step_spread_s": tables.typical_step_s(job)[1],
+        "num_launches": len(tables.launches(job)),
         "samples_per_s": tables.samples_per_s(job),
         "wall_s": tables.wall_s(job),
         "loss": losses[-1] if losses else None,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from harness import stats
-from harness.compare.performance import PHASES, Phase, phases
+from harness.compare.phases import PHASES, Phase, phases
 from harness.record import RankResult
 from harness.report.sweep_report import JobReport
 

@@ -21,7 +21,8 @@ wants of :class:`Reporter`:
     reporters:
       best: {_target_: my_reports.Best, file: best.txt}
 
-``python run.py report=mine`` uses it. ``report.reporters.html=null`` leaves one out.
+``python run.py report=mine`` uses it, given ``my_reports`` can be imported (``PYTHONPATH=.``). ``report.reporters.html=null``
+leaves one out. ``examples/reports/`` holds reporters for MLflow and Weights & Biases.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -81,10 +82,22 @@ def step_times(job: JobReport) -> list[float]:
     return job.result.step_seconds()[warmup:]
 
 
+def launches(job: JobReport) -> list[JobReport]:
+    """Return the launches that a job's numbers rest on: those that compared launchers where there are any, else its own run."""
+    done = [dataclasses.replace(job, plan=plan, result=result) for plan, result in job.trials if result.status == "ok"]
+    return [one for one in done if step_times(one)] or [job]
+
+
 def step_s(job: JobReport) -> float:
-    """Return the median of the measured steps in seconds; NaN without any."""
-    times = step_times(job)
-    return stats.median(times) if times else math.nan
+    """Return the median of the measured steps, and of launches where there are several, in seconds; NaN without any."""
+    return typical_step_s(job)[0]
+
+
+def typical_step_s(job: JobReport) -> tuple[float, float]:
+    """Return a step's time and the number after its +-, in seconds: of one launch the steps' spread, of several theirs."""
+    runs = [step_times(one) for one in launches(job)]
+    values = runs[0] if len(runs) == 1 else [stats.median(times) for times in runs]
+    return (stats.median(values) if values else math.nan, stats.spread(values) if len(values) > 1 else math.nan)
 
 
 def samples_per_s(job: JobReport) -> float:
@@ -93,11 +106,16 @@ def samples_per_s(job: JobReport) -> float:
 
 
 def first_step_s(job: JobReport) -> float:
-    """Return the seconds from the call to the end of the first step on all ranks; NaN without one."""
+    """Return the seconds from the call to the end of the first step on all ranks, of one run; NaN without one."""
     if "called" not in job.result.marks:
         return math.nan
     value = job.result.first_step_s()
     return math.nan if value is None else value
+
+
+def typical_first_step_s(job: JobReport) -> float:
+    """Return the same, as the median over launches where there are several."""
+    return stats.median([first_step_s(one) for one in launches(job)])
 
 
 def wall_s(job: JobReport) -> float:
@@ -145,20 +163,19 @@ def in_unit(values: Sequence[float], factor: float, unit: str) -> list[str]:
 
 def step_cells(jobs: Sequence[JobReport]) -> list[str]:
     """Return ``7.28 +- 0.31 ms`` for each job, in one unit."""
-    times = [step_times(job) for job in jobs]
-    medians = [stats.median(values) if values else math.nan for values in times]
-    factor, unit = unit_of_time(medians)
-    decimals = min(2, decimals_for([value * factor for value in medians]))
-    spreads = [f"{stats.spread(values) * factor:.{decimals}f}" if len(values) > 1 else "" for values in times]
+    found = [typical_step_s(job) for job in jobs]
+    factor, unit = unit_of_time([centre for centre, _ in found])
+    decimals = min(2, decimals_for([centre * factor for centre, _ in found]))
+    spreads = ["" if math.isnan(around) else f"{around * factor:.{decimals}f}" for _, around in found]
     width = max((len(text) for text in spreads), default=0)
     return [
-        ""
-        if math.isnan(centre)
-        else f"{grouped(centre * factor, decimals)} +- {around.rjust(width)} {unit}"
-        if around
-        else f"{grouped(centre * factor, decimals)} {unit}"
-        for centre, around in zip(medians, spreads, strict=True)
+        "" if math.isnan(centre) else _with_spread(grouped(centre * factor, decimals), around.rjust(width), unit)
+        for (centre, _), around in zip(found, spreads, strict=True)
     ]
+
+
+def _with_spread(centre: str, around: str, unit: str) -> str:
+    return f"{centre} +- {around} {unit}" if around.strip() else f"{centre} {unit}"
 
 
 def speed_cell(job: JobReport, short: bool = False) -> str:
@@ -229,7 +246,7 @@ def sweep_table(sweep: SweepReport, short: bool = False) -> Table:
     rates = [samples_per_s(job) for job in jobs]
     places = 0 if max((r for r in rates if not math.isnan(r)), default=0) >= 100 else 1
     columns += [
-        ("first step", True, in_unit([first_step_s(job) for job in jobs], 1.0, "s")),
+        ("first step", True, in_unit([typical_first_step_s(job) for job in jobs], 1.0, "s")),
         ("step", True, step_cells(jobs)),
         ("samples/s", True, ["" if math.isnan(rate) else grouped(rate, places) for rate in rates]),
         ("speed", True, [speed_cell(job, short) for job in jobs]),
@@ -282,19 +299,27 @@ def _is_number(text: str) -> bool:
 def notes(sweep: SweepReport) -> list[str]:
     """Return what a reader must know beside the table, a sentence each."""
     found = [f"job {job.plan.job}: {sentence}." for job in sweep.jobs for sentence in _undecided(job)]
+    found += disturbed(sweep.jobs)
     if any(job.speed is not None and job.speed.pairs == 1 for job in sweep.jobs):
         found.append("* No claim of speed: one launch per job says nothing beyond its own spread.")
     return found + [f"job {job.plan.job}: {_why_red(job)}" for job in sweep.jobs if state(job) == "red"]
 
 
 def _undecided(job: JobReport) -> tuple[str, ...]:
-    """Return why a comparison of several launches, or of disturbed ones, came to nothing."""
-    if job.speed is None or job.speed.pairs == 1 or job.speed.verdict != "inconclusive":
+    """Return why a comparison of several launches came to nothing."""
+    if job.speed is None or job.speed.pairs < 2 or job.speed.verdict != "inconclusive":
         return ()
-    reasons = [reason for pair in job.speed.contaminated.values() for reason in pair]
-    if job.speed.pairs == 0 and reasons:
-        return (f"its speed is not compared, because the machine was disturbed ({', '.join(reasons)})",)
     return job.speed.sentences[:1]
+
+
+def disturbed(jobs: Iterable[JobReport]) -> list[str]:
+    """Return a sentence on launches that were left out because the machine was busy with something else."""
+    found = [reason for job in jobs if job.speed for pair in job.speed.contaminated.values() for reason in pair]
+    if not found:
+        return []
+    arms = dict.fromkeys(reason.partition(":")[0].removeprefix("job ") for reason in found)
+    named = ranges([int(arm) for arm in arms]) if all(arm.isdigit() for arm in arms) else ", ".join(arms)
+    return [f"The machine was disturbed during job {named} (such as {found[0]}): speeds that rest on that are not compared."]
 
 
 def _why_red(job: JobReport) -> str:

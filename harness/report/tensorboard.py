@@ -20,7 +20,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Category, Chart, Layout
 from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 
-from harness.record import Evaluation, RunResult, Step, ratio
+from harness.record import RunResult, Step, ratio
 from harness.report import table as tables
 from harness.report.events import EventFile, clear
 from harness.report.markdown import failed_checks, table_markdown
@@ -31,11 +31,15 @@ from harness.report.table import Labelled
 if TYPE_CHECKING:
     from harness.sweep import Job
 
-OVERLAID = {"loss/train": "loss", "perf/step_ms": "step time (ms)", "perf/samples_per_s": "samples/s"}
-"""Series that have a chart per recipe and number of ranks, with all launchers in it."""
+OVERLAID = {"loss/train": "loss", "perf/step_ms": "step time, ms", "perf/samples_per_s": "samples per second"}
+"""Series that have a chart per recipe and number of ranks, with all launchers in it -> the chart's title."""
 
 RECORDED_ONLY = {"comm_exposed_s": "perf/comm_exposed_ms", "delay_s": "perf/run_delay"}
 """Field of a step, where it was recorded -> tag; the largest over the ranks, in milliseconds."""
+
+
+NOT_SHOWN = ("recipe._target_", "reference")
+"""Settings that are no hyperparameters."""
 
 
 class TensorBoard:
@@ -121,7 +125,7 @@ class _JobEvents:
         for name, tag in RECORDED_ONLY.items():
             recorded = [part[name] for part in parts if part.get(name) is not None]
             values |= {tag: max(recorded) * 1e3} if recorded else {}
-        values |= {f"overlay/{self._overlay}/{title}": values[tag] for tag, title in OVERLAID.items()}
+        values |= {overlay_tag(self._overlay, tag): values[tag] for tag in OVERLAID}
         self._last, self._step = max(part["t"] for part in parts) + self._offset, parts[0]["step"]
         self._file.scalars(values, self._step, self._last)
 
@@ -139,7 +143,7 @@ class _JobEvents:
         """Write whether the job's arithmetic was found right; nothing where it was not checked."""
         verified = verdict_metric(job)
         if verified is not None:
-            self._file.scalars({"final/verified": verified}, self._step, self._last)
+            self._file.scalars({"final/correct": verified}, self._step, self._last)
 
     def _hparams(self, name: str, info: SessionStartInfo | SessionEndInfo, wall_time: float) -> None:
         content = HParamsPluginData(version=0, **{name: info})
@@ -178,6 +182,11 @@ def overlay_name(job: Labelled) -> str:
     return f"{recipe} on {job.plan.nprocs} rank{'s' if job.plan.nprocs > 1 else ''}"
 
 
+def overlay_tag(name: str, tag: str) -> str:
+    """Return the tag of a series among those of its recipe and rank count; the charts find no tag with brackets in it."""
+    return f"overlay/{re.sub(r'[^A-Za-z0-9_ ]', '_', name)}/{tag.rpartition('/')[2]}"
+
+
 # HParams
 
 
@@ -187,7 +196,7 @@ def hparams(job: Labelled) -> dict[str, Value]:
     train = {name: getattr(job.plan.train, name) for name in vars(job.plan.train)}
     planned = {**train, "backend": job.plan.backend, "threads": job.plan.threads, "device": job.plan.device}
     typed = {name: _number_or_text(text) for name, text in tables.settings(job).items() if name not in planned}
-    return {name: _value(value) for name, value in flattened({**typed, **planned}) if name != "recipe._target_"}
+    return {name: _value(value) for name, value in flattened({**typed, **planned}) if name not in NOT_SHOWN}
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -215,21 +224,15 @@ def _value(value: Any) -> Value:
 
 
 def final_metrics(job: JobReport) -> dict[str, float]:
-    """Return what a job came to, without what is not known."""
+    """Return what a job came to, without what is not known; HParams shows the first five metrics by name."""
     losses = job.result.losses()
     found = {
-        "final/first_step_s": tables.first_step_s(job),
+        "final/first_step_s": tables.typical_first_step_s(job),
         "final/step_ms": tables.step_s(job) * 1e3,
         "final/samples_per_s": tables.samples_per_s(job),
         "final/loss": losses[-1] if losses else math.nan,
-        **{f"final/{name}_eval": mean for name, mean in _last_evaluation(job).items()},
     }
     return {name: value for name, value in found.items() if not math.isnan(value)}
-
-
-def _last_evaluation(job: JobReport) -> dict[str, float]:
-    evaluations: tuple[Evaluation, ...] = job.result.ranks[0].evaluations if job.result.ranks else ()
-    return evaluations[-1].means() if evaluations else {}
 
 
 def verdict_metric(job: JobReport) -> float | None:
@@ -266,11 +269,10 @@ def png_size(png: bytes) -> tuple[int, int]:
 
 def _write_layout(file: EventFile, jobs: Iterable[Labelled], wall_time: float) -> None:
     names = dict.fromkeys(overlay_name(job) for job in jobs if job.plan.train is not None)
-    categories = [Category(title=name, chart=[_chart(name, title) for title in OVERLAID.values()]) for name in names]
+    categories = [Category(title=name, chart=[_chart(name, *pair) for pair in OVERLAID.items()]) for name in names]
     layout = Layout(version=0, category=categories)
     file.plugin("custom_scalars__config__", "custom_scalars", wall_time, tensor=layout.SerializeToString())
 
 
-def _chart(name: str, title: str) -> Chart:
-    tag = re.escape(f"overlay/{name}/{title}").replace(r"\ ", " ")
-    return Chart(title=title, multiline=MultilineChartContent(tag=[f"^{tag}$"]))
+def _chart(name: str, tag: str, title: str) -> Chart:
+    return Chart(title=title, multiline=MultilineChartContent(tag=[f"^{overlay_tag(name, tag)}$"]))

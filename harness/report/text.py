@@ -76,7 +76,7 @@ def stacked(table: Table, width: int) -> list[Line]:
     lines: list[Line] = []
     for row, state in zip(table.rows, table.states, strict=True):
         indent = len("job ") + max(len(one[0]) for one in table.rows) + len(GAP)
-        named = [f"{name} {cell}" for name, cell in zip(table.columns[1:], row[1:], strict=True) if cell]
+        named = [" ".join(f"{name} {cell}".split()) for name, cell in zip(table.columns[1:], row[1:], strict=True) if cell]
         filled = flow(named, width - indent)
         heads = [f"job {row[0]}".ljust(indent)] + [" " * indent] * (len(filled) - 1)
         lines += [((head + text).rstrip(), state) for head, text in zip(heads, filled, strict=True)]

@@ -31,6 +31,7 @@ STYLE: Any = {
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.facecolor": "none",
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#b5b5b5",
@@ -87,6 +88,6 @@ def figure(height: float, columns: int = 1, **grid: Any) -> tuple[Figure, list[A
     return made, list(axes[0])
 
 
-def shorten(text: str, length: int = 34) -> str:
+def shorten(text: str, length: int = 40) -> str:
     """Return a label that leaves room for the picture."""
     return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -1,0 +1,187 @@
+import dataclasses
+import json
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from harness.report.folder import read_sweep
+from harness.report.html import Html, sweep_html
+from harness.report.jsonfile import Json
+from harness.report.junit import Junit, sweep_junit
+from harness.report.markdown import Markdown, sweep_markdown
+from harness.report.pictures import Pictures, read_pictures
+from tests.reports import (
+    GREEN,
+    RED,
+    changed,
+    failed_result,
+    four_jobs,
+    hundred_jobs,
+    recorded,
+    with_verdict,
+    written,
+)  # fmt: skip
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced; collects what a page links to, its text, and its figures."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.links, self.ids, self.texts, self.svgs, self.rows = [], [], [], [], [], 0
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.links += [(tag, name, found[name]) for name in ("src", "href", "xlink:href", "data", "action") if name in found]
+        self.ids += [found["id"]] if "id" in found else []
+        self.svgs += [found] if tag == "svg" else []
+        self.rows += tag == "tr"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def red_and_failed(folder="f"):
+    sweep = changed(four_jobs(folder), 3, result=failed_result())
+    return changed(sweep, 1, correctness=with_verdict(sweep.jobs[1], GREEN, RED).correctness)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    sweep = read_sweep(recorded("four_jobs", tmp_path_factory.mktemp("files")))
+    Pictures().report(sweep)
+    return sweep
+
+
+def test_the_page_is_one_file_without_network(drawn):
+    page = Page(sweep_html(drawn))
+    assert all(value.startswith("#") for _, _, value in page.links), page.links
+    text = sweep_html(drawn)
+    assert "@import" not in text and "<script" not in text and "url(http" not in text
+
+
+def test_ids_are_unique_and_every_reference_has_its_target(drawn):
+    page = Page(sweep_html(drawn))
+    assert {one for one in page.ids if page.ids.count(one) > 1} == set()
+    assert {value[1:] for _, _, value in page.links} <= set(page.ids)
+    used = set(re.findall(r"url\(#([^)]+)\)", sweep_html(drawn)))
+    assert used <= set(page.ids)
+
+
+def test_pictures_have_text_alternatives_titles_and_follow_the_page(drawn):
+    page = Page(sweep_html(drawn))
+    assert len(page.svgs) == len(read_pictures(drawn_folder(drawn))) >= 5
+    assert all(svg.get("role") == "img" and len(svg["aria-label"]) > 30 for svg in page.svgs)
+    assert all("width" not in svg for svg in page.svgs)
+    assert "currentColor" in sweep_html(drawn) and "prefers-color-scheme: dark" in sweep_html(drawn)
+    assert "@media print" in sweep_html(drawn) and "width=device-width" in sweep_html(drawn)
+
+
+def drawn_folder(sweep):
+    return Path(sweep.folder)
+
+
+def test_the_table_is_in_the_page(drawn):
+    page = Page(sweep_html(drawn))
+    assert page.rows == 5
+    assert "identical to job 0" in page.texts and "equal to 1 process: 10 of 10 checks" in page.texts
+    assert "2.13.0+cpu" in page.texts
+
+
+def test_what_failed_is_in_the_page_and_cannot_break_it():
+    text = sweep_html(red_and_failed())
+    Page(text)
+    assert "gradients differ &lt;b&gt;a|b&lt;/b&gt;" in text and "<b>a" not in text
+    assert "Traceback" in text and "bad &lt;batch&gt; &amp;" in text
+    assert "FAILED R4" in text
+
+
+def test_a_page_without_pictures_says_how_to_get_them():
+    assert "python -m harness.compare f" in sweep_html(four_jobs("f"))
+
+
+def test_markdown_has_the_table_and_relative_pictures(drawn):
+    text = sweep_markdown(drawn)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 6 and len({row.count("|") for row in rows}) == 1
+    assert "](pictures/loss.png)" in text and "---:" in rows[1]
+
+
+def test_markdown_of_failures_keeps_its_table_whole():
+    text = sweep_markdown(red_and_failed())
+    assert "1 failed, 1 with a red verdict" in text
+    assert "&lt;b&gt;a\\|b&lt;/b&gt;" in text
+
+
+def test_json_is_strict_and_says_what_the_table_says(drawn):
+    Json().report(drawn)
+    text = (drawn_folder(drawn) / "report.json").read_text()
+    data = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert data["ok"] is True and len(data["jobs"]) == 4 and data["machine"]["cores"] == "2"
+    first = data["jobs"][0]
+    assert first["num_measured_steps"] == 13 and first["loss"] == drawn.jobs[0].result.losses()[-1]
+    assert data["jobs"][2]["identical_to"] == 0 and len(first["checks"]) > 8
+
+
+def test_json_of_a_job_without_steps_has_null(tmp_path):
+    Json().report(red_and_failed(str(tmp_path)))
+    data = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    assert data["ok"] is False
+    assert data["jobs"][3]["step_s"] is None and data["jobs"][3]["status"] == "failed"
+    assert data["jobs"][1]["verdict"] == "red"
+
+
+def test_junit_has_an_error_for_a_failed_run_and_a_failure_for_a_red_verdict():
+    suite = ElementTree.fromstring(sweep_junit(red_and_failed()))[0]
+    assert suite.attrib | {"name": ""} == {"name": "", "tests": "4", "failures": "1", "errors": "1", "skipped": "0"}
+    cases = suite.findall("testcase")
+    assert [len(case.findall("error")) for case in cases] == [0, 0, 0, 1]
+    assert [len(case.findall("failure")) for case in cases] == [0, 1, 0, 0]
+    assert cases[3].find("error").attrib["message"].startswith("rank 1 of 2 failed at step 7")
+    assert "?[31mred" in cases[3].find("error").text, "what XML cannot hold is replaced"
+    assert cases[0].attrib["name"] == "0 launcher=spawn,nprocs=1" and float(cases[0].attrib["time"]) == 3.0
+
+
+def test_a_sweep_of_100_jobs_is_reported_at_once_and_reads_well(tmp_path):
+    sweep = hundred_jobs(tmp_path / "sweep")
+    written(sweep)
+    read = read_sweep(tmp_path / "sweep")
+    read = changed(read, 42, correctness=sweep.jobs[42].correctness)
+    begin = time.monotonic()
+    for reporter in (Pictures(), Html(), Markdown(), Json(), Junit()):
+        reporter.report(read)
+    assert time.monotonic() - begin < 60
+    text = (tmp_path / "sweep" / "report.html").read_text()
+    assert len(text) < 2_000_000
+    page = Page(text)
+    assert page.rows == 101
+    assert "100 jobs, 1 failed, 1 with a red verdict." in page.texts
+    assert 'class="wide long"' in text
+    assert {picture.name for picture in read_pictures(tmp_path / "sweep")} >= {"loss", "start-up", "step-times", "scaling"}
+
+
+def test_a_sweep_where_everything_failed_is_reported_too(tmp_path):
+    sweep = four_jobs(str(tmp_path))
+    sweep = dataclasses.replace(sweep, jobs=tuple(dataclasses.replace(job, result=failed_result()) for job in sweep.jobs))
+    for reporter in (Pictures(), Html(), Markdown(), Json(), Junit()):
+        reporter.report(sweep)
+    assert "4 jobs, 4 failed." in (tmp_path / "report.md").read_text()
+    assert read_pictures(tmp_path) == []

@@ -1,0 +1,315 @@
+import dataclasses
+import io
+
+import pytest
+from rich.console import Console
+
+from harness.report import table as tables
+from harness.report.build import sweep_report
+from harness.report.terminal import Terminal, report_lines
+from harness.report.text import both_ends, flow, shortened
+from harness.rundir import RunDir
+from harness.sweep import Job
+from tests.reports import (
+    GREEN,
+    MACHINE,
+    RED,
+    changed,
+    failed_result,
+    four_jobs,
+    hundred_jobs,
+    job_of,
+    plan_of,
+    with_trials,
+    with_verdict,
+)  # fmt: skip
+
+WIDTHS = range(60, 201)
+
+
+def texts(sweep, width):
+    return [text for text, _ in report_lines(sweep, width)]
+
+
+def wide():
+    """Return a sweep whose settings have long names and values."""
+    sweep = four_jobs("outputs/a/b")
+    long = "recipe.some_setting_with_a_long_name"
+    jobs = [dataclasses.replace(job, overrides=(f"{long}={job.plan.job * 10**9}{'x' * 70}",)) for job in sweep.jobs]
+    return dataclasses.replace(sweep, jobs=tuple(jobs))
+
+
+def mixed():
+    """Return a sweep with everything that has a sentence of its own."""
+    sweep = changed(four_jobs("outputs/a/b"), 3, result=failed_result())
+    red = with_verdict(sweep.jobs[1], GREEN, RED)
+    return changed(sweep, 1, correctness=red.correctness)
+
+
+@pytest.mark.parametrize("make", [lambda: four_jobs("outputs/a/b"), wide, mixed, lambda: hundred_jobs("outputs/a/b")])
+def test_no_line_is_wider_than_the_terminal(make):
+    sweep = make()
+    for width in WIDTHS:
+        # A word such as a path is never broken; none here is longer than 60 - 2.
+        long = [line for line in texts(sweep, width) if len(line) > width and "python -m" not in line]
+        assert long == [], f"at width {width}"
+
+
+def test_every_job_and_every_number_is_there_at_every_width():
+    sweep = four_jobs("outputs/a/b")
+    rates = [tables.grouped(tables.samples_per_s(job)) for job in sweep.jobs]
+    for width in WIDTHS:
+        text = "\n".join(texts(sweep, width))
+        assert all(rate in text for rate in rates)
+        assert text.count("spawn") >= 2 and text.count("launch") >= 2
+
+
+def test_columns_stand_side_by_side_at_80_and_numbers_end_in_one_column():
+    lines = texts(four_jobs("outputs/a/b"), 80)
+    head, rows = lines[1], lines[2:6]
+    for name in ("nprocs", "first step", " step", "samples/s"):
+        end = head.index(f" {name}") + len(name) + 1
+        assert all(row[end - 1] != " " and row[end : end + 1] in ("", " ") for row in rows), name
+
+
+def test_the_wide_table_is_the_one_of_the_specification():
+    head, first, *_ = texts(four_jobs("outputs/a/b"), 200)[1:]
+    assert head.split() == ["job", "launcher", "nprocs", "first", "step", "step", "samples/s", "speed", "verified"]
+    assert "+-" in first and " ms" in first and " s " in first and "baseline" in first and "not checked" in first
+
+
+def test_warm_up_is_not_counted():
+    job = job_of(0)
+    slow = [dataclasses.replace(step, seconds=9.0) if step.step < 3 else step for step in job.result.ranks[0].steps]
+    rank = dataclasses.replace(job.result.ranks[0], steps=tuple(slow))
+    sweep = sweep_report("f", [dataclasses.replace(job, result=dataclasses.replace(job.result, ranks=(rank,)))], MACHINE)
+    assert tables.step_s(sweep.jobs[0]) == pytest.approx(0.01, rel=0.06)
+    assert len(tables.step_times(sweep.jobs[0])) == 9
+
+
+def test_one_launch_claims_nothing_and_says_so():
+    sweep = four_jobs("outputs/a/b")
+    assert tables.speed_cell(sweep.jobs[2]) == f"{1 / sweep.jobs[2].speed.ratio:.2f}x (1 launch: no claim)"
+    assert 1.5 < 1 / sweep.jobs[2].speed.ratio < 2.0
+    assert any("No claim of speed" in line for line in texts(sweep, 100))
+
+
+def test_several_launches_claim_what_their_interval_allows():
+    jobs = [with_trials(job_of(0, "spawn", 2), 1.0), with_trials(job_of(1, "launch", 2), 1.5)]
+    sweep = sweep_report("f", jobs, MACHINE)
+    assert tables.speed_cell(sweep.jobs[1]) == "1.50x slower"
+    assert tables.typical_step_s(sweep.jobs[1])[0] == pytest.approx(0.0157, rel=0.05)
+    same = sweep_report("f", [jobs[0], with_trials(job_of(1, "launch", 2), 1.0)], MACHINE)
+    assert tables.speed_cell(same.jobs[1]) == "equivalent +-10%"
+
+
+def test_a_table_of_one_job_has_no_column_for_speed():
+    assert "speed" not in tables.sweep_table(sweep_report("f", [job_of(0)], MACHINE)).columns
+
+
+def test_what_was_proved_is_said():
+    sweep = four_jobs("f")
+    assert [tables.verified_cell(job) for job in sweep.jobs] == [
+        "not checked", "identical to job 0", "not checked", "identical to job 2",
+    ]  # fmt: skip
+    assert tables.verified_cell(with_verdict(job_of(0), GREEN, GREEN)) == "equal to 1 process: 2 of 2 checks"
+    red = dataclasses.replace(with_verdict(job_of(0), GREEN, RED), identical_to=0)
+    assert tables.verified_cell(red) == "FAILED R4"
+    assert tables.verified_cell(dataclasses.replace(job_of(0), result=failed_result())) == "failed"
+
+
+def test_failed_jobs_are_named_with_their_message():
+    lines = texts(mixed(), 100)
+    assert any(line.startswith("job 3 failed: rank 1 of 2 failed at step 7: ValueError: bad batch") for line in lines)
+    assert any(line.startswith("job 1: FAILED R4 (reduction) at step 3, rank 1, tensor fc.weight") for line in lines)
+
+
+def test_the_last_lines_say_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "outputs" / "2026-11-30" / "04-34-01"
+    (folder / "0" / "x").mkdir(parents=True)
+    (folder / "0" / "x" / "events.out.tfevents.1").touch()
+    lines = texts(four_jobs(str(folder)), 200)
+    assert lines[-1] == (
+        "Repeat without training: python -m harness.compare outputs/2026-11-30/04-34-01"
+        "      Look: tensorboard --logdir outputs"
+    )
+
+
+def test_a_sweep_over_a_setting_has_a_column_for_it():
+    jobs = [job_of(n, overrides=(f"recipe.lr={lr}", "steps=12")) for n, lr in enumerate((0.1, 0.2))]
+    table = tables.sweep_table(sweep_report("f", jobs, MACHINE))
+    assert table.columns[:4] == ("job", "launcher", "nprocs", "recipe.lr")
+    assert table.column("recipe.lr") == ["0.1", "0.2"]
+
+
+def test_settings_that_leave_the_work_as_it_is_share_a_baseline_and_others_do_not():
+    jobs = [job_of(0), job_of(1, num_workers=2), job_of(2, seed=5), job_of(3, global_batch_size=64)]
+    assert [job.baseline for job in sweep_report("f", jobs, MACHINE).jobs] == [0, 0, 2, 3]
+
+
+# A foreign app
+
+
+def foreign(*results):
+    jobs = [dataclasses.replace(job_of(n, nprocs=2), result=r, label={}) for n, r in enumerate(results)]
+    return sweep_report("f", [dataclasses.replace(j, plan=dataclasses.replace(j.plan, train=None)) for j in jobs], MACHINE)
+
+
+def test_a_foreign_app_of_one_job_gets_no_table():
+    assert texts(foreign(result_of_foreign()), 80) == []
+
+
+def test_a_foreign_app_of_more_jobs_gets_a_short_one():
+    lines = texts(foreign(result_of_foreign(), failed_result()), 80)
+    assert lines == ["job  ranks  status    time", "  0      2  ok      3.00 s", "  1      2  failed  1.50 s"]
+
+
+def result_of_foreign():
+    return dataclasses.replace(job_of(0).result)
+
+
+# While it runs
+
+
+def shown(act, width=80, terminal=False, color=None):
+    stream, errors = io.StringIO(), io.StringIO()
+    fixed = {"width": width, "force_terminal": terminal, "highlight": False, "markup": False, "emoji": False}
+    out = Terminal(Console(file=stream, color_system=color, legacy_windows=False, **fixed), Console(file=errors, **fixed))
+    act(out)
+    return stream.getvalue(), errors.getvalue()
+
+
+def a_job(number=0, method="spawn", nprocs=2, **train):
+    plan = plan_of(number, method, nprocs, **train)
+    label = {"recipe": "mnist", "launcher": method, "nprocs": str(nprocs)}
+    return Job(plan, RunDir(f"outputs/a/b/{number}"), (), label)
+
+
+def play(out, job, num=12):
+    """Let a job run, step by step, and print between."""
+    result = job_of(job.plan.job, job.plan.method, job.plan.nprocs).result
+    out.started(job)
+    for number in range(num):
+        for rank in result.ranks:
+            out.event(rank.rank, {"event": "step", **vars(rank.steps[number])})
+        out.output(f"[rank 0] line {number} with [brackets] and :smile:")
+    out.event(1, {"event": "log", "level": "WARNING", "text": "[rank 1] careful"})
+    out.event(0, {"event": "evaluation", "step": 11, "metrics": {"accuracy": [90.0, 100.0]}})
+    out.ended(job, result)
+
+
+def test_the_header_says_what_jobs_have_in_common_and_where_they_lie():
+    text, _ = shown(lambda out: out.begin("outputs/a/b", [a_job()]), width=120)
+    assert text.startswith("mnist  global batch 32  12 steps  seed 0  gloo (auto: no accelerator)")
+    assert text.endswith("outputs/a/b\n") and len(text.splitlines()) == 1 and len(text) == 121
+
+
+def test_the_header_leaves_out_what_is_swept():
+    text, _ = shown(lambda out: out.begin("outputs/a/b", [a_job(0), a_job(1, seed=1)]), width=120)
+    assert "seed" not in text and "12 steps" in text
+
+
+def test_in_a_pipe_there_are_lines_and_rank_0_and_logs_are_verbatim():
+    text, _ = shown(lambda out: (out.begin("outputs/a/b", [a_job()]), play(out, a_job())))
+    assert "\x1b" not in text
+    lines = text.splitlines()
+    assert "[rank 0] line 3 with [brackets] and :smile:" in lines
+    assert "[rank 1] careful" in lines
+    stepped = [line for line in lines if line.startswith("step ")]
+    assert [line.split()[1] for line in stepped] == ["10", "12"]
+    assert stepped[0].startswith("step 10 of 12  loss 0.9351  ") and stepped[0].endswith(" samples/s")
+    assert "evaluation after step 12  accuracy 0.9" in lines
+
+
+def test_the_loss_that_is_shown_is_that_of_all_ranks():
+    job = a_job(log_every=1)
+
+    def act(out):
+        out.started(job)
+        for rank, total in ((0, 10.0), (1, 30.0)):
+            event = {"event": "step", "step": 0, "loss_sum": total, "count": 10.0 * (rank + 1), "seconds": 0.1}
+            out.event(rank, event)
+
+    assert "loss 1.3333" in shown(act)[0]
+
+
+def test_on_a_terminal_there_is_a_bar_and_it_goes_away():
+    text, _ = shown(lambda out: (out.begin("outputs/a/b", [a_job()]), play(out, a_job())), terminal=True, color="standard")
+    assert "12/12" in text and "━" in text and "loss 0." in text
+    assert "step 10 of 12" not in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor is back
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_bar_fits_the_terminal(width):
+    text, _ = shown(lambda out: play(out, a_job()), width=width, terminal=True)
+    bars = [line for line in text.replace("\r", "\n").splitlines() if "━" in line]
+    clean = [line.replace("\x1b[2K", "").replace("\x1b[?25l", "").replace("\x1b[1A", "") for line in bars]
+    assert clean and all(len(line) <= width for line in clean)
+    assert all("samples/s" in line for line in clean)
+
+
+def test_no_color_is_respected(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = io.StringIO()
+    out = Terminal(Console(file=stream, force_terminal=True, width=80, highlight=False, markup=False))
+    out.report(mixed())
+    assert "\x1b[3" not in stream.getvalue() and "FAILED R4" in stream.getvalue()
+    monkeypatch.delenv("NO_COLOR")
+    colored = io.StringIO()
+    Terminal(Console(file=colored, force_terminal=True, color_system="standard", width=80)).report(mixed())
+    assert "\x1b[31m" in colored.getvalue()
+
+
+def test_a_failure_is_shown_when_it_happens_on_stderr():
+    jobs = [a_job(0), a_job(1)]
+
+    def act(out):
+        out.begin("outputs/a/b", jobs)
+        out.started(jobs[0])
+        out.ended(jobs[0], failed_result())
+
+    text, errors = shown(act)
+    assert errors.startswith("job 0 failed: rank 1 of 2 failed at step 7") and len(errors.splitlines()) == 1
+    assert "failed at step 7" not in text
+
+
+def test_a_sweeper_that_brings_jobs_in_batches_gets_a_table_for_each():
+    sweep = four_jobs("outputs/a/b")
+    jobs = [a_job(3, "launch", 2)]
+    text, _ = shown(lambda out: (out.begin("outputs/a/b", jobs), out.report(sweep)))
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  ")] == ["3"]
+
+
+def test_an_inline_rank_has_the_terminal_for_itself():
+    text, _ = shown(lambda out: out.started(a_job(method="inline", nprocs=1)), terminal=True)
+    assert text == ""
+
+
+# Pieces
+
+
+def test_both_ends_meet_or_part():
+    assert both_ends("left", "right", 20) == ["left           right"]
+    assert both_ends("aa  bb  cc", "right", 10) == ["aa  bb  cc", "right"]
+
+
+def test_flow_fills_lines_and_shortens_what_is_too_long():
+    assert flow(["aaaa", "bbbb", "cccc"], 10) == ["aaaa  bbbb", "cccc"]
+    assert flow(["x" * 50], 20) == [shortened("x" * 50, 20)]
+    assert len(shortened("x" * 50, 20)) == 20 and "..." in shortened("x" * 50, 20)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([0, 1, 2, 3, 5], "0-3, 5"), ([7], "7"), ([1, 0], "0-1"), ([0, 2, 4], "0, 2, 4")]
+)
+def test_ranges(numbers, text):
+    assert tables.ranges(numbers) == text
+
+
+def test_times_of_a_column_have_one_unit():
+    assert tables.in_unit([0.31, 2.94], 1.0, "s") == ["0.31 s", "2.94 s"]
+    assert tables.unit_of_time([0.007, 0.2]) == (1e3, "ms")
+    assert tables.unit_of_time([3.0]) == (1.0, "s")
+    assert tables.grouped(15960) == "15 960"
