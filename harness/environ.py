@@ -61,15 +61,13 @@ class RankEnvironment:
         rank, world_size = int(env["RANK"]), int(env["WORLD_SIZE"])
         if not 0 <= rank < world_size:
             raise ValueError(f"RANK={rank} does not lie in 0 <= RANK < WORLD_SIZE={world_size}")
-        return cls(
-            rank, int(env.get("LOCAL_RANK", rank)), world_size, int(env.get("LOCAL_WORLD_SIZE", world_size))
-        )
+        return cls(rank, int(env.get("LOCAL_RANK", rank)), world_size, int(env.get("LOCAL_WORLD_SIZE", world_size)))
 
     @classmethod
     def _from_slurm(cls, env: Mapping[str, str]) -> RankEnvironment:
         world_size = int(env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", "1")))
-        per_node = re.match(r"\d+", env.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
-        local_world_size = int(per_node.group()) if per_node else world_size
+        counts = _counts(env.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
+        local_world_size = counts[min(int(env.get("SLURM_NODEID", "0")), len(counts) - 1)]
         return cls(int(env["SLURM_PROCID"]), int(env.get("SLURM_LOCALID", "0")), world_size, local_world_size)
 
     @property
@@ -109,6 +107,12 @@ def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int] | None:
     # node[07-09,12],other3: the first machine is node07.
     first = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
     return ("".join(part for part in first.groups() if part) if first else nodes), port
+
+
+def _counts(text: str) -> list[int]:
+    """Return what ``4(x2),3`` stands for: 4, 4, 3."""
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, times in parts for _ in range(int(times or 1))]
 
 
 def without_stale(environ: Mapping[str, str]) -> dict[str, str]:
@@ -154,7 +158,7 @@ def wanted_threads(environ: Mapping[str, str], asked: int | str, cores: int, loc
         ValueError: ``asked`` is neither ``auto`` nor a number from 1 on.
     """
     if asked != "auto":
-        if int(asked) < 1:
+        if not str(asked).isdecimal() or int(asked) < 1:
             raise ValueError(f"threads={asked} must be auto or at least 1.")
         return int(asked)
     from_user = environ.get("OMP_NUM_THREADS", "").split(",")[0]

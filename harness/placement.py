@@ -44,9 +44,7 @@ class Placement:
     devices: tuple[str, ...] = ()
 
 
-def place(
-    backend: str, nprocs: int, devices: str | None, cores: int, environ: Mapping[str, str], probe: Probe
-) -> Placement:
+def place(backend: str, nprocs: int, devices: str | None, cores: int, environ: Mapping[str, str], probe: Probe) -> Placement:
     """Return where ``nprocs`` ranks run.
 
     Args:
@@ -92,9 +90,9 @@ def place(
 
 def _on_cpu(backend: str, nprocs: int, devices: str | None, cores: int) -> Placement:
     if devices:
+        why = "backend=gloo runs" if backend == "gloo" else "backend=auto found no accelerator, so gloo runs"
         raise ConfigError(
-            f"backend=gloo runs ranks on the CPU and cannot honour backend.devices={devices}. "
-            "Drop the list, or use backend=nccl."
+            f"{why} ranks on the CPU and cannot honour backend.devices={devices}. Drop the list, or use backend=nccl."
         )
     reason = "auto: no accelerator" if backend == "auto" else "as asked"
     return Placement("gloo", reason, "cpu", cores if nprocs == -1 else nprocs)

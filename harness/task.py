@@ -92,7 +92,7 @@ def _run_hydra(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorde
     if hydra.job.chdir:
         os.chdir(hydra.runtime.output_dir)
     name_rank_in_logs(who.rank)
-    configure_log(hydra.job_logging, hydra.verbose)
+    configure_log(configs["hydra"].hydra.job_logging, hydra.verbose)
     if who.rank > 0:
         forward_logs(record)
     function = find_function(plan.task)
@@ -232,7 +232,7 @@ def forward_logs(record: Recorder) -> None:
     """Let the parent's console show what the console handlers of this rank write to its log."""
     for logger in [logging.getLogger(), *map(logging.getLogger, logging.root.manager.loggerDict)]:
         for handler in list(logger.handlers):
-            if type(handler) is logging.StreamHandler:
+            if getattr(handler, "stream", None) in (sys.stdout, sys.stderr):
                 logger.addHandler(_Forward(handler, record))
 
 
@@ -260,8 +260,8 @@ class _Forward(logging.Handler):
         self._twin = twin
         self._record = record
 
-    def filter(self, record: logging.LogRecord) -> bool | logging.LogRecord:
-        return self._twin.filter(record)
+    def filter(self, record: logging.LogRecord) -> bool:
+        return bool(self._twin.filter(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         self._record.log(record.levelname, self._twin.format(record))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -57,16 +58,29 @@ def _nothing_is_left(_private_temporary_folder: Path) -> Iterator[None]:
 
 
 def _files(folder: Path) -> set[str]:
-    shared = Path("/dev/shm")
     here = {str(path) for path in Path.cwd().iterdir() if path.name in ("outputs", "multirun")}
-    found = here | {str(path) for place in (folder, shared) if place.exists() for path in place.iterdir()}
+    found = here | {str(path) for path in folder.iterdir()} | _shared_memory()
     # torch's own cache, made once by an import.
     return {path for path in found if not Path(path).name.startswith("torchinductor_")}
+
+
+def _shared_memory() -> set[str]:
+    """Return the files of shared memory that no living process has mapped: other people's programs use it too."""
+    folder = Path("/dev/shm")
+    files = {str(path) for path in folder.iterdir()} if folder.exists() else set()
+    if not files:
+        return files
+    maps = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):
+                maps.append((process / "maps").read_text(errors="replace"))
+    return {name for name in files if not any(name in text for text in maps)}
 
 
 @pytest.fixture
 def odd_path(tmp_path: Path) -> Path:
     """Return a folder whose name holds what shells, Hydra and file patterns take apart."""
-    path = tmp_path / "it's a \"folder\", a=b [c] {d} $e"
+    path = tmp_path / 'it\'s a "folder", a=b [c] {d} $e'
     path.mkdir()
     return path

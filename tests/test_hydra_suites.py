@@ -1,8 +1,8 @@
 """Hydra's own suites for launcher plugins.
 
 They hand over task functions that no module holds (the runner itself, or nested functions), which only ``inline`` can run:
-for the other launchers the functions are module-level ones of this file, by ``ModuleLevel``. What does not apply is skipped below,
-each with its reason.
+for the other launchers the functions are module-level ones of this file, by ``ModuleLevel``. What does not apply is skipped
+below, each with its reason.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModuleLevel(SweepTaskFunction):
     def __enter__(self) -> ModuleLevel:
         Path(self.temp_dir or "").mkdir(parents=True, exist_ok=True)
         hydra = Hydra.create_main_hydra_file_or_module(
-            calling_file=self.calling_file, calling_module=self.calling_module, config_path=self.config_path, job_name="a_module"
+            self.calling_file, self.calling_module, self.config_path, job_name="a_module"
         )
         try:
             overrides = [*copy.deepcopy(self.overrides or []), f"hydra.sweep.dir={self.temp_dir}"]

@@ -367,4 +367,3 @@ def _shown(path: Path) -> str:
 def _failed_engine(result: RunResult, run: RunDir) -> RunResult:
     message = f"torch's engine failed although its ranks finished. Log: {_shown(run.engine_log)}"
     return dataclasses.replace(result, status="failed", message=message, exit_code=1)
-

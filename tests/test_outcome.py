@@ -1,0 +1,114 @@
+"""Who fell first, and the sentence that says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.outcome import End, first_to_fall, judge, listed
+from harness.record import Failure, RankResult, RunResult, Step
+
+LOGS = [f"out/rank-{rank}.log" for rank in range(4)]
+
+
+def failure(kind: str = "ValueError", message: str = "bad", collective: bool = False, t: float = 5.0) -> Failure:
+    return Failure(kind, message, "mine.py:7", "Traceback ...", collective, t)
+
+
+def raised(rank: int, t: float = 5.0, **named: Any) -> End:
+    result = RankResult(rank, status="raised", code=1, failure=failure(t=t, **named), t_end=t + 0.1)
+    return End(result, 1, t + 0.2)
+
+
+def ok(rank: int) -> End:
+    return End(RankResult(rank, status="ok", t_end=1.0, marks={"finished": 0.9}), 0, 1.1)
+
+
+def died(rank: int, returncode: int, t: float = 5.0, **fields: Any) -> End:
+    return End(RankResult(rank, **fields), returncode, t)
+
+
+def stopped(rank: int) -> End:
+    return End(RankResult(rank), -15, 9.0, stopped=True)
+
+
+def running(rank: int) -> End:
+    return End(RankResult(rank), None)
+
+
+def said(*ends: End) -> RunResult:
+    return judge(ends, LOGS, {})
+
+
+def test_all_ok() -> None:
+    assert first_to_fall([ok(0), ok(1)]) is None
+    assert (said(ok(0), ok(1)).status, said(ok(0), ok(1)).message) == ("ok", "")
+
+
+def test_rank_without_end_is_never_ok() -> None:
+    result = said(ok(0), stopped(1))
+    assert (result.status, result.failed_rank, result.exit_code) == ("failed", 1, 1)
+    assert result.message == "Rank 1 of 2 was stopped before the end."
+
+
+@pytest.mark.parametrize(
+    ("ends", "rank"),
+    [
+        ([raised(0, t=5.0), raised(1, t=4.0)], 1),
+        # A consequence is heard first, and raised first by the clock of its own rank.
+        ([raised(0, t=1.0, collective=True), raised(1, t=2.0)], 1),
+        ([raised(0, t=1.0, collective=True), died(1, -9, t=2.0)], 1),
+        ([raised(0, t=1.0, collective=True), died(1, 0, t=2.0)], 1),
+        # Only consequences: the earliest of them.
+        ([raised(0, t=3.0, collective=True), raised(1, t=2.0, collective=True)], 1),
+        # A rank that another's end has made abort is no cause.
+        ([died(0, -6, t=5.0), raised(1, t=4.0)], 1),
+        ([died(0, -9, t=3.0), raised(1, t=4.0)], 0),
+        ([stopped(0), died(1, 7)], 1),
+        ([raised(0, collective=True), ok(1)], 1),
+    ],
+)
+def test_first_to_fall(ends: list[End], rank: int) -> None:
+    first = first_to_fall(ends)
+    assert first is not None and first.rank == rank
+
+
+def test_running_ranks_have_not_failed() -> None:
+    assert first_to_fall([running(0), running(1)]) is None
+    early = first_to_fall([running(0), died(1, 0)])
+    assert early is not None and early.left_early
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence", "code", "number"),
+    [
+        (raised(1), "rank 1 of 2 failed: ValueError: bad (mine.py:7).", 1, None),
+        (died(1, 7), "rank 1 of 2 ended with exit code 7, without a word of why.", 7, None),
+        (died(1, -9), "rank 1 of 2 was killed by signal 9 (SIGKILL).", None, 9),
+        (died(1, -64), "rank 1 of 2 was killed by signal 64 (", None, 64),
+        (died(1, 0), "rank 1 of 2 exited with status 0, before its task was done and while others waited for it.", 1, None),
+        (died(1, 3, status="exit", code=3), "rank 1 of 2 called sys.exit(3).", 3, None),
+    ],
+)
+def test_sentences(end: End, sentence: str, code: int | None, number: int | None) -> None:
+    result = said(stopped(0), end)
+    assert result.message.startswith(sentence) and "Rank 0 was stopped. " in result.message
+    assert (result.failed_rank, result.exit_code, result.signal) == (1, code, number)
+    assert result.message.endswith("out/rank-1.log")
+
+
+def test_step_is_named() -> None:
+    steps = (Step(0, 1.0, 1.0, 0.1, 0.1, 1.0), Step(36, 1.0, 1.0, 0.1, 0.1, 1.0))
+    assert "at step 37" in said(stopped(0), died(1, -9, steps=steps)).message
+
+
+def test_what_became_of_the_others() -> None:
+    ends = [raised(0, t=1), raised(1, t=2), raised(2, t=3, message="other"), raised(3, t=4, collective=True)]
+    message = said(*ends).message
+    assert "Rank 1 failed in the same way. Rank 2 failed by itself after it. Rank 3 failed as a consequence. " in message
+    assert said(*ends).consequences == (3,)
+
+
+def test_listed() -> None:
+    assert [listed([0]), listed([0, 2]), listed([0, 2, 3])] == ["Rank 0", "Ranks 0 and 2", "Ranks 0, 2 and 3"]
