@@ -1,4 +1,4 @@
-"""The typed schema of ``conf/`` and of the plugin, in Hydra's ConfigStore; each setting carries the line that ``--help`` shows."""
+"""The typed schema of ``conf/`` and of the plugin, in Hydra's ConfigStore; each setting carries its line of ``--help``."""
 
 from __future__ import annotations
 

@@ -242,7 +242,8 @@ def _run_all(
 ) -> list[JobReturn]:
     folder, machine = SweepDir(composed[0].config.hydra.sweep.dir), machine_facts()
     reporters = Reporters.from_config(settings_of(composed[0].config)["report"])
-    returns, reports = [], []
+    returns: list[JobReturn] = []
+    reports: list[JobReport] = []
     try:
         folder.write([(job, job.run.path) for job in jobs], machine)
         reporters.begin(str(folder.path), jobs)

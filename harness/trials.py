@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.compare.chains import differences
-from harness.compare.performance import Slot, repeats, schedule
+from harness.compare.order import Slot, repeats, schedule
 from harness.plan import RunPlan, Trial
 from harness.record import RunResult
 from harness.report.build import trials_of

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from harness import stats
-from harness.compare import performance as perf
-from harness.compare.performance import Launch, Slot
+from harness.compare import communication, launches, order, performance, phases, scaling
+from harness.compare.launches import Launch
+from harness.compare.order import Slot
 from harness.errors import NotComparable
 
 # Recorded on 2 shared cores, in the order launched: a Python process that times 24 loops; (pair, arm, median step
@@ -79,7 +80,7 @@ def recorded(rows: Sequence[tuple[int, str, float, float, float]], label: str) -
 
 
 def test_a_launch_is_the_median_of_its_steps() -> None:
-    assert perf.raw_step_s(launch((1.0, 9.0, 2.0))) == 2.0
+    assert launches.raw_step_s(launch((1.0, 9.0, 2.0))) == 2.0
 
 
 def test_run_delay_is_subtracted_step_by_step_where_recorded() -> None:
@@ -90,29 +91,29 @@ def test_run_delay_is_subtracted_step_by_step_where_recorded() -> None:
         run_delay_s=0.784811,
         wall_s=0.97139,
     )
-    assert perf.raw_step_s(seen) == pytest.approx(0.0404, abs=1e-4)  # 5 times what the work takes
-    assert perf.launch_step_s(seen) == pytest.approx(0.00774, rel=0.03)
+    assert launches.raw_step_s(seen) == pytest.approx(0.0404, abs=1e-4)  # 5 times what the work takes
+    assert launches.launch_step_s(seen) == pytest.approx(0.00774, rel=0.03)
     by_share = dataclasses.replace(seen, step_delay_s=())
-    assert perf.launch_step_s(by_share) == pytest.approx(0.00774, rel=0.03)
-    assert perf.contamination(seen) == ["run-delay 80.8 %"]
+    assert launches.launch_step_s(by_share) == pytest.approx(0.00774, rel=0.03)
+    assert launches.contamination(seen) == ["run-delay 80.8 %"]
 
 
 @pytest.mark.parametrize("changes", [{"run_delay_s": None}, {"wall_s": 0.0}, {"nprocs": 3}, {"threads": 2}])
 def test_run_delay_stays_where_it_is_unknown_or_the_launchs_own(changes: dict[str, Any]) -> None:
-    assert perf.launch_step_s(launch(1.0, **{"run_delay_s": 4.0, **changes})) == 1.0
-    assert perf.launch_step_s(launch(1.0, run_delay_s=4.0)) == pytest.approx(0.6)
+    assert launches.launch_step_s(launch(1.0, **{"run_delay_s": 4.0, **changes})) == 1.0
+    assert launches.launch_step_s(launch(1.0, run_delay_s=4.0)) == pytest.approx(0.6)
 
 
 def test_throughput_is_per_sample_and_start_is_as_measured() -> None:
     seen = launch(2.0, start_s=3.0, run_delay_s=5.0)
-    assert perf.seconds(seen, "throughput", adjusted=True) == pytest.approx(1 / 64)
-    assert perf.seconds(seen, "throughput", adjusted=False) == pytest.approx(2 / 64)
-    assert perf.seconds(seen, "start", adjusted=True) == 3.0
+    assert launches.seconds(seen, "throughput", adjusted=True) == pytest.approx(1 / 64)
+    assert launches.seconds(seen, "throughput", adjusted=False) == pytest.approx(2 / 64)
+    assert launches.seconds(seen, "start", adjusted=True) == 3.0
 
 
 def test_a_launch_without_measured_steps_says_what_to_set() -> None:
     with pytest.raises(NotComparable, match="job 0 has no measured step: set steps above"):
-        perf.raw_step_s(launch(()))
+        launches.raw_step_s(launch(()))
 
 
 @pytest.mark.parametrize(
@@ -132,15 +133,15 @@ def test_a_launch_without_measured_steps_says_what_to_set() -> None:
     ],
 )
 def test_contamination_names_each_reason(changes: dict[str, Any], reasons: list[str]) -> None:
-    assert perf.contamination(launch(1.0, **changes)) == reasons
+    assert launches.contamination(launch(1.0, **changes)) == reasons
 
 
 def test_the_number_for_a_table_is_of_steps_or_of_launches() -> None:
-    one, steps_spread = perf.typical([launch((1.0, 2.0, 3.0))], "throughput")
+    one, steps_spread = launches.typical([launch((1.0, 2.0, 3.0))], "throughput")
     assert one == 2.0
     assert steps_spread == pytest.approx(1.4826)
-    assert perf.typical(arm("a", [1.0, 1.0, 4.0]), "throughput") == (1.0, 0.0)
-    assert math.isnan(perf.typical([launch()], "start")[1])
+    assert launches.typical(arm("a", [1.0, 1.0, 4.0]), "throughput") == (1.0, 0.0)
+    assert math.isnan(launches.typical([launch()], "start")[1])
 
 
 # Order
@@ -148,28 +149,28 @@ def test_the_number_for_a_table_is_of_steps_or_of_launches() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_schedule_is_a_pilot_and_abba(seed: int) -> None:
-    slots = perf.schedule(4, seed, ("a", "b"))
+    slots = order.schedule(4, seed, ("a", "b"))
     first, second = (slots[0].arm, "b" if slots[0].arm == "a" else "a")
     assert [slot.arm for slot in slots] == [first, *(first, second, second, first) * 2]
     assert [slot.pair for slot in slots] == [None, 0, 0, 1, 1, 2, 2, 3, 3]
     assert [slot.order for slot in slots] == list(range(9))
-    assert slots == perf.schedule(4, seed, ("a", "b"))
+    assert slots == order.schedule(4, seed, ("a", "b"))
 
 
 def test_the_starting_arm_is_drawn() -> None:
-    started = [perf.schedule(1, seed, ("a", "b"), pilot=False)[0].arm for seed in range(200)]
+    started = [order.schedule(1, seed, ("a", "b"), pilot=False)[0].arm for seed in range(200)]
     assert 70 < started.count("a") < 130
 
 
 def test_three_arms_run_forth_and_back() -> None:
-    arms = [slot.arm for slot in perf.schedule(2, 0, ("a", "b", "c"), pilot=False)]
+    arms = [slot.arm for slot in order.schedule(2, 0, ("a", "b", "c"), pilot=False)]
     assert arms[3:] == arms[:3][::-1]
 
 
 @pytest.mark.parametrize(("pairs", "arms"), [(0, ("a", "b")), (2, ("a", "a"))])
 def test_a_schedule_needs_pairs_and_different_arms(pairs: int, arms: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match="at least 1 pair and different arms"):
-        perf.schedule(pairs, 0, arms)
+        order.schedule(pairs, 0, arms)
 
 
 def _run(slots: Sequence[Slot], dirty: set[int]) -> list[Launch]:
@@ -177,33 +178,33 @@ def _run(slots: Sequence[Slot], dirty: set[int]) -> list[Launch]:
 
 
 def test_contaminated_pairs_are_repeated_in_the_same_order_of_arms() -> None:
-    slots = perf.schedule(3, 0, ("a", "b"))
-    again = perf.repeats(slots, _run(slots, dirty={4}))
+    slots = order.schedule(3, 0, ("a", "b"))
+    again = order.repeats(slots, _run(slots, dirty={4}))
     assert [(slot.order, slot.pair, slot.replaces) for slot in again] == [(7, 3, 1), (8, 3, 1)]
     assert [slot.arm for slot in again] == [slot.arm for slot in slots if slot.pair == 1]
 
 
 def test_at_most_2_pairs_are_repeated_in_all() -> None:
-    slots = perf.schedule(4, 0, ("a", "b"))
+    slots = order.schedule(4, 0, ("a", "b"))
     launches = _run(slots, dirty={1, 3, 5})
-    again = perf.repeats(slots, launches)
+    again = order.repeats(slots, launches)
     assert [slot.replaces for slot in again] == [0, 0, 1, 1]
-    assert perf.repeats([*slots, *again], [*launches, *_run(again, dirty={again[0].order})]) == []
+    assert order.repeats([*slots, *again], [*launches, *_run(again, dirty={again[0].order})]) == []
 
 
 def test_a_repeat_that_is_contaminated_too_is_repeated() -> None:
-    slots = perf.schedule(2, 0, ("a", "b"))
-    again = perf.repeats(slots, launches := _run(slots, dirty={1}))
-    last = perf.repeats([*slots, *again], [*launches, *_run(again, dirty={5})])
+    slots = order.schedule(2, 0, ("a", "b"))
+    again = order.repeats(slots, launches := _run(slots, dirty={1}))
+    last = order.repeats([*slots, *again], [*launches, *_run(again, dirty={5})])
     assert {(slot.pair, slot.replaces) for slot in last} == {(3, 2)}
     assert [slot.order for slot in last] == [7, 8]
 
 
 def test_a_pair_with_a_missing_launch_is_repeated_and_a_dirty_pilot_is_not() -> None:
-    slots = perf.schedule(2, 0, ("a", "b"))
+    slots = order.schedule(2, 0, ("a", "b"))
     launches = _run(slots, dirty={0})
-    assert perf.repeats(slots, launches) == []
-    assert {slot.replaces for slot in perf.repeats(slots, launches[:-1])} == {1}
+    assert order.repeats(slots, launches) == []
+    assert {slot.replaces for slot in order.repeats(slots, launches[:-1])} == {1}
 
 
 # What may be compared
@@ -220,24 +221,24 @@ def test_a_pair_with_a_missing_launch_is_repeated_and_a_dirty_pilot_is_not() -> 
 )
 def test_different_conditions_are_not_compared(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(NotComparable, match=f"^job 3 cannot be compared with job 0: {text}.$"):
-        perf.compare([launch()], [launch(**{"arm": "job 3", **changes})])
+        performance.compare([launch()], [launch(**{"arm": "job 3", **changes})])
 
 
 def test_launches_of_one_arm_must_be_alike_as_well() -> None:
     odd = launch(1.0, pair=1, order=3, threads=2)
     with pytest.raises(NotComparable, match=r"job 0 \(launch 3\) cannot be compared with job 0 \(launch 0\): threads"):
-        perf.compare([launch(), odd], arm("job 1", [1.0, 1.0]))
+        performance.compare([launch(), odd], arm("job 1", [1.0, 1.0]))
 
 
 def test_what_is_varied_on_purpose_may_differ() -> None:
-    verdict = perf.compare([launch(nprocs=1)], [launch(0.5, arm="job 2")], varied=("nprocs",))
+    verdict = performance.compare([launch(nprocs=1)], [launch(0.5, arm="job 2")], varied=("nprocs",))
     assert verdict.ratio == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("launches", [[], [launch(pair=None)]])
 def test_an_arm_without_launches_is_not_compared(launches: list[Launch]) -> None:
     with pytest.raises(NotComparable, match="has no launch that counts"):
-        perf.compare([launch()], launches)
+        performance.compare([launch()], launches)
 
 
 # Verdicts
@@ -245,7 +246,7 @@ def test_an_arm_without_launches_is_not_compared(launches: list[Launch]) -> None
 
 def test_faster_is_said_with_interval_and_pairs() -> None:
     ratios = (1.75, 1.80, 1.82, 1.84, 1.86, 1.90)
-    verdict = perf.compare(arm("job 0", ratios), arm("job 2", [1.0] * 6))
+    verdict = performance.compare(arm("job 0", ratios), arm("job 2", [1.0] * 6))
     assert verdict.verdict == "faster"
     assert verdict.sentences[0] == "1.83x faster (95 % interval 1.75 to 1.90, 6 pairs)"
     assert verdict.label == "1.83x faster"
@@ -256,12 +257,12 @@ def test_faster_is_said_with_interval_and_pairs() -> None:
 
 def test_slower_is_the_same_from_the_other_side() -> None:
     ratios = (1.75, 1.80, 1.82, 1.84, 1.86, 1.90)
-    verdict = perf.compare(arm("job 2", [1.0] * 6), arm("job 0", ratios))
+    verdict = performance.compare(arm("job 2", [1.0] * 6), arm("job 0", ratios))
     assert verdict.sentences[0] == "1.83x slower (95 % interval 1.75 to 1.90, 6 pairs)"
 
 
 def test_equivalent_comes_before_a_difference_too_small_to_matter() -> None:
-    verdict = perf.compare(arm("job 0", [1.0] * 4), arm("job 1", [1.020, 1.021, 1.022, 1.021]), margin=0.05)
+    verdict = performance.compare(arm("job 0", [1.0] * 4), arm("job 1", [1.020, 1.021, 1.022, 1.021]), margin=0.05)
     assert verdict.interval is not None and not verdict.interval.contains(1.0)
     assert verdict.verdict == "equivalent"
     assert verdict.label == "equivalent +-5%"
@@ -272,7 +273,7 @@ def test_inconclusive_says_how_many_more_pairs_would_settle_it() -> None:
     # sd of the log ratios 0.1: (t_0.975 + t_0.95) 0.1 / sqrt(n) <= ln 1.1 from n = 17; by hand, t_16: 2.120 + 1.746
     logs = [-0.1, 0.0, 0.0, 0.1]
     scale = 0.1 / math.sqrt(0.02 / 3)
-    verdict = perf.compare(arm("job 0", [1.0] * 4), arm("job 3", [math.exp(scale * d) for d in logs]))
+    verdict = performance.compare(arm("job 0", [1.0] * 4), arm("job 3", [math.exp(scale * d) for d in logs]))
     assert verdict.verdict == verdict.label == "inconclusive"
     assert verdict.needed_pairs == 17
     assert verdict.sentences[0].startswith("inconclusive: 13 more pairs would settle 10 % (95 % interval of the time ratio")
@@ -280,13 +281,13 @@ def test_inconclusive_says_how_many_more_pairs_would_settle_it() -> None:
 
 def test_an_undecided_comparison_never_needs_0_more_pairs() -> None:
     logs = (-0.005, 0.09, 0.097, 0.099, 0.1, 0.101)  # narrow by width, but lopsided: 0 and more than ln 1.1 are both in
-    verdict = perf.compare(arm("job 0", [1.0] * 6), arm("job 1", [math.exp(d) for d in logs]))
+    verdict = performance.compare(arm("job 0", [1.0] * 6), arm("job 1", [math.exp(d) for d in logs]))
     assert verdict.needed_pairs is not None and verdict.needed_pairs <= 6
     assert verdict.sentences[0].startswith("inconclusive: 1 more pair would settle 10 %")
 
 
 def test_one_launch_claims_nothing() -> None:
-    verdict = perf.compare([launch((1.0, 1.1, 0.9, 1.0))], [launch((0.1, 0.11, 0.1, 0.1), arm="job 1")])
+    verdict = performance.compare([launch((1.0, 1.1, 0.9, 1.0))], [launch((0.1, 0.11, 0.1, 0.1), arm="job 1")])
     assert verdict.verdict == "inconclusive"
     assert verdict.interval is None
     assert verdict.sentences[0].startswith("inconclusive: one launch claims nothing beyond its own spread")
@@ -296,14 +297,14 @@ def test_one_launch_claims_nothing() -> None:
 
 def test_the_guess_from_one_launch_rests_on_the_spread_of_its_steps() -> None:
     steps = (0.95, 1.0, 1.0, 1.05, 0.95, 1.05)  # median 1, median absolute deviation 0.05
-    verdict = perf.compare([launch(steps)], [launch(steps, arm="job 1")])
+    verdict = performance.compare([launch(steps)], [launch(steps, arm="job 1")])
     expected = stats.pairs_to_settle(math.hypot(0.07413, 0.07413), 0.10)
     assert verdict.needed_pairs == expected
     assert f"if launches vary as much as steps do, {expected} pairs would settle 10 %" in verdict.sentences[0]
 
 
 def test_start_up_has_its_own_margin_and_no_forecast_from_one_launch() -> None:
-    alone = perf.compare([launch()], [launch(1.0, arm="job 1", start_s=2.0)], "start")
+    alone = performance.compare([launch()], [launch(1.0, arm="job 1", start_s=2.0)], "start")
     assert (alone.margin, alone.needed_pairs) == (0.20, None)
     assert alone.ratio == pytest.approx(2.0)
 
@@ -311,20 +312,20 @@ def test_start_up_has_its_own_margin_and_no_forecast_from_one_launch() -> None:
 def test_contaminated_pairs_are_left_out_and_named() -> None:
     baseline, candidate = arm("job 0", [1.0] * 5), arm("job 1", [1.0, 1.01, 1.0, 0.99, 9.0])
     candidate[4] = dataclasses.replace(candidate[4], run_delay_s=3.0)
-    verdict = perf.compare(baseline, candidate)
+    verdict = performance.compare(baseline, candidate)
     assert (verdict.verdict, verdict.pairs) == ("equivalent", 4)
     assert verdict.contaminated == {4: ("job 1: run-delay 30.0 %",)}
     assert "pair 4 is left out as contaminated: job 1: run-delay 30.0 %." in verdict.sentences
 
 
 def test_only_contaminated_pairs_give_no_number() -> None:
-    verdict = perf.compare(arm("job 0", [1.0] * 3), arm("job 1", [1.0] * 3, major_faults=1))
+    verdict = performance.compare(arm("job 0", [1.0] * 3), arm("job 1", [1.0] * 3, major_faults=1))
     assert (verdict.verdict, verdict.ratio, verdict.pairs) == ("inconclusive", None, 0)
     assert verdict.sentences[0] == "inconclusive: no clean pair (3 pairs contaminated)"
 
 
 def test_launches_without_any_partner_give_no_number() -> None:
-    verdict = perf.compare([launch(pair=0)], [launch(1.0, arm="job 1", pair=1)])
+    verdict = performance.compare([launch(pair=0)], [launch(1.0, arm="job 1", pair=1)])
     assert verdict.sentences[0] == "inconclusive: no launch of one arm has a partner in the other"
     assert verdict.label == "inconclusive"
 
@@ -332,7 +333,7 @@ def test_launches_without_any_partner_give_no_number() -> None:
 def test_launches_are_paired_by_number_and_pilots_left_aside() -> None:
     baseline = [launch(5.0, pair=None), *arm("job 0", [1.0, 2.0, 4.0])]
     candidate = arm("job 1", [1.0, 2.0, 4.0])[::-1][:2]
-    verdict = perf.compare(baseline, candidate)
+    verdict = performance.compare(baseline, candidate)
     assert verdict.pairs == 2
     assert verdict.ratio == pytest.approx(1.0)
     assert "left out, as the other arm's launch is missing: 1." in verdict.sentences
@@ -341,7 +342,7 @@ def test_launches_are_paired_by_number_and_pilots_left_aside() -> None:
 def test_adjusted_times_that_measured_times_contradict_make_no_claim() -> None:
     baseline = arm("job 0", [1.0, 1.001, 0.999, 1.0])
     candidate = arm("job 1", [1.0, 1.001, 0.999, 1.0], run_delay_s=0.4)  # equal as measured, 4 % less once adjusted
-    verdict = perf.compare(baseline, candidate, margin=0.01)
+    verdict = performance.compare(baseline, candidate, margin=0.01)
     assert verdict.verdict == "inconclusive"
     assert verdict.sentences[0].startswith("inconclusive: without run-delay 1.04x faster (")
     assert "but as measured equivalent +-1% (" in verdict.sentences[0]
@@ -349,11 +350,11 @@ def test_adjusted_times_that_measured_times_contradict_make_no_claim() -> None:
 
 def test_another_claim_by_measured_times_contradicts_even_where_the_intervals_overlap() -> None:
     adjusted, measured = [0.055, 0.056, 0.057], [0.05, 0.12, 0.13, 0.14]
-    assert perf.claim(adjusted, 0.10) == "equivalent"
-    assert perf.claim(measured, 0.10) == "slower"
+    assert performance.claim(adjusted, 0.10) == "equivalent"
+    assert performance.claim(measured, 0.10) == "slower"
     assert stats.location_interval(measured).contains(0.056)
-    assert perf.contradict(adjusted, measured, 0.10)
-    assert not perf.contradict(measured, measured, 0.10)
+    assert performance.contradict(adjusted, measured, 0.10)
+    assert not performance.contradict(measured, measured, 0.10)
 
 
 def test_adjusted_times_decide_where_measured_times_are_only_noisier() -> None:
@@ -369,7 +370,7 @@ def test_adjusted_times_decide_where_measured_times_are_only_noisier() -> None:
         )
         for i, (w, delay) in enumerate(zip(work, delays, strict=True))
     ]
-    verdict = perf.compare(arm("job 0", [1.0] * 4), candidate)
+    verdict = performance.compare(arm("job 0", [1.0] * 4), candidate)
     assert verdict.raw is not None and verdict.raw.interval is not None
     assert verdict.raw.interval.high > 1.1
     assert verdict.verdict == "equivalent"
@@ -377,14 +378,14 @@ def test_adjusted_times_decide_where_measured_times_are_only_noisier() -> None:
 
 
 def test_one_arm_without_run_delay_leaves_both_as_measured() -> None:
-    verdict = perf.compare(arm("job 0", [1.0] * 3, run_delay_s=None), arm("job 1", [1.0] * 3, run_delay_s=0.4))
+    verdict = performance.compare(arm("job 0", [1.0] * 3, run_delay_s=None), arm("job 1", [1.0] * 3, run_delay_s=0.4))
     assert verdict.adjusted == verdict.raw
     assert "run-delay was not recorded in every launch: times are as measured." in verdict.sentences
 
 
 def test_ranks_that_wait_for_each_other_are_said_to() -> None:
     crowd = {"nprocs": 4, "run_delay_s": 5.0, "cpu_pressure": 0.9}
-    verdict = perf.compare(arm("job 0", [1.0] * 3, **crowd), arm("job 1", [0.5, 0.5, 0.51], **crowd))
+    verdict = performance.compare(arm("job 0", [1.0] * 3, **crowd), arm("job 1", [0.5, 0.5, 0.51], **crowd))
     assert verdict.verdict == "faster"
     assert (
         "job 0 runs 4 ranks with 1 thread each on 2 cores: its run-delay is its own, none is subtracted." in verdict.sentences
@@ -394,20 +395,20 @@ def test_ranks_that_wait_for_each_other_are_said_to() -> None:
 def test_a_launch_that_is_not_steady_is_said_to_be() -> None:
     climbing = (1.0, 1.0, 1.0, 1.0, 1.2, 1.2, 1.2, 1.2)
     baseline = [launch(1.1), launch(climbing, pair=1)]
-    verdict = perf.compare(baseline, arm("job 1", [1.1, 1.1]))
+    verdict = performance.compare(baseline, arm("job 1", [1.1, 1.1]))
     assert "job 0 is not steady in 1 of 2 launches: the last quarter's steps take 1.20 times the first's." in verdict.sentences
 
 
 def test_recorded_extra_work_is_found() -> None:
-    verdict = perf.compare(recorded(MORE_WORK, "a"), recorded(MORE_WORK, "c"))
+    verdict = performance.compare(recorded(MORE_WORK, "a"), recorded(MORE_WORK, "c"))
     assert verdict.verdict == "slower"
     assert verdict.interval is not None and verdict.interval.contains(1.2)
 
 
 def test_recorded_equal_work_is_never_faster() -> None:
-    verdict = perf.compare(recorded(LIGHTER_START, "a"), recorded(LIGHTER_START, "b"))
+    verdict = performance.compare(recorded(LIGHTER_START, "a"), recorded(LIGHTER_START, "b"))
     assert verdict.verdict == "equivalent"
-    start = perf.compare(recorded(LIGHTER_START, "a"), recorded(LIGHTER_START, "b"), "start", margin=0.03)
+    start = performance.compare(recorded(LIGHTER_START, "a"), recorded(LIGHTER_START, "b"), "start", margin=0.03)
     assert start.verdict == "faster"
     assert start.sentences == ("1.07x faster (95 % interval 1.03 to 1.11, 6 pairs)",)
 
@@ -416,7 +417,7 @@ def test_verdicts_are_seldom_wrong() -> None:
     rng, wrong = random.Random(3), 0
     for _ in range(1000):
         logs = [rng.gauss(math.log(1.1), 0.08) for _ in range(6)]
-        wrong += perf.claim(logs, 0.10) in ("faster", "equivalent")
+        wrong += performance.claim(logs, 0.10) in ("faster", "equivalent")
     assert wrong <= 70  # 5 % of 1000, and 3 standard errors
 
 
@@ -424,7 +425,7 @@ def test_verdicts_are_seldom_wrong() -> None:
 
 
 def test_resolution_of_recorded_launches_against_themselves() -> None:
-    found = perf.resolution(recorded(SAME, "a"))
+    found = performance.resolution(recorded(SAME, "a"))
     assert found is not None
     assert not found.biased
     assert found.apparent.pairs == 8
@@ -434,7 +435,7 @@ def test_resolution_of_recorded_launches_against_themselves() -> None:
 
 def test_resolution_is_what_a_t_test_finds_with_80_percent_power() -> None:
     launches = [launch(math.exp(x), order=i, pair=i // 2) for i, x in enumerate((0, 0.1, 0.1, 0, 0, -0.1, -0.1, 0))]
-    found = perf.resolution(launches)  # log ratios in ABBA order: 0.1, 0.1, -0.1, -0.1; sd 0.11547
+    found = performance.resolution(launches)  # log ratios in ABBA order: 0.1, 0.1, -0.1, -0.1; sd 0.11547
     assert found is not None
     assert found.apparent.ratio == pytest.approx(1.0)
     assert math.log(found.ratio) == pytest.approx((3.1824 + 0.9785) * 0.11547 / 2, abs=1e-4)
@@ -442,14 +443,14 @@ def test_resolution_is_what_a_t_test_finds_with_80_percent_power() -> None:
 
 def test_a_machine_that_differs_from_itself_is_called_biased() -> None:
     launches = [launch(x, order=i, pair=i // 2) for i, x in enumerate((1.0, 1.2, 1.21, 1.0, 1.0, 1.2))]
-    found = perf.resolution(launches)
+    found = performance.resolution(launches)
     assert found is not None and found.biased
     assert found.sentence.endswith("but a launcher differs from itself by 1.20: smaller ratios mean nothing")
 
 
 def test_resolution_needs_2_clean_pairs() -> None:
     launches = [launch(1.0, order=i, pair=i // 2, throttled=i == 3) for i in range(4)]
-    assert perf.resolution(launches) is None
+    assert performance.resolution(launches) is None
 
 
 # Scaling
@@ -458,7 +459,7 @@ def test_resolution_needs_2_clean_pairs() -> None:
 def test_weak_efficiency_is_two_factors() -> None:
     plain, single = arm("plain", [1.0] * 3, nprocs=1), arm("ddp 1", [1.25] * 3, nprocs=1)
     many = arm("ddp 2", [2.0, 2.0, 2.0], samples_per_step=128)
-    found = perf.scaling("weak", plain, single, many)
+    found = scaling.scaling("weak", plain, single, many)
     assert found.wrapping and found.spreading and found.efficiency
     assert found.wrapping.ratio == pytest.approx(0.8)
     assert found.spreading.ratio == pytest.approx(0.625)
@@ -471,66 +472,66 @@ def test_weak_efficiency_is_two_factors() -> None:
 
 def test_strong_efficiency_divides_by_the_number_of_ranks() -> None:
     plain, single = arm("plain", [1.0], nprocs=1), arm("ddp 1", [1.0], nprocs=1)
-    found = perf.scaling("strong", plain, single, arm("ddp 2", [0.625]))
+    found = scaling.scaling("strong", plain, single, arm("ddp 2", [0.625]))
     assert found.efficiency and found.efficiency.ratio == pytest.approx(0.8)
     assert "(one launch each, no interval)" in found.sentence
 
 
 def test_scaling_with_more_ranks_than_cores_is_not_defined() -> None:
     plain, single = arm("plain", [1.0], nprocs=1), arm("ddp 1", [1.0], nprocs=1)
-    found = perf.scaling("strong", plain, single, arm("ddp 4", [0.5], nprocs=4))
+    found = scaling.scaling("strong", plain, single, arm("ddp 4", [0.5], nprocs=4))
     assert found.sentence == "oversubscribed, scaling not defined"
     assert (found.efficiency, found.wrapping, found.spreading) == (None, None, None)
 
 
 def test_scaling_without_a_clean_triple_gives_no_number() -> None:
     plain, single = arm("plain", [1.0], nprocs=1, throttled=1), arm("ddp 1", [1.0], nprocs=1)
-    assert perf.scaling("strong", plain, single, arm("ddp 2", [0.5])).efficiency is None
+    assert scaling.scaling("strong", plain, single, arm("ddp 2", [0.5])).efficiency is None
 
 
 def test_scaling_refuses_batch_sizes_and_arms_that_do_not_fit() -> None:
     plain, single, many = arm("plain", [1.0], nprocs=1), arm("ddp 1", [1.0], nprocs=1), arm("ddp 2", [1.0])
     with pytest.raises(NotComparable, match="weak scaling of plain to 2 ranks needs global_batch_size=128, not 64, in ddp 2"):
-        perf.scaling("weak", plain, single, many)
+        scaling.scaling("weak", plain, single, many)
     with pytest.raises(NotComparable, match="scaling starts from one process: nprocs is 2 in ddp 2"):
-        perf.scaling("strong", many, many, many)
+        scaling.scaling("strong", many, many, many)
     with pytest.raises(NotComparable, match="ddp 2 cannot be compared with plain: machine is m2 against m1"):
-        perf.scaling("strong", plain, single, arm("ddp 2", [1.0], machine="m2"))
+        scaling.scaling("strong", plain, single, arm("ddp 2", [1.0], machine="m2"))
 
 
 # Communication
 
 
 def test_the_straggler_is_named_with_how_often_it_was_slowest() -> None:
-    found = perf.straggler([[1.0, 1.0, 1.0, 3.0], [1.0, 1.0, 1.0, 1.0], [1.5, 1.5, 1.5, 1.0]])
-    assert found == perf.Straggler(index=1.5, rank=2, share=0.75)
+    found = communication.straggler([[1.0, 1.0, 1.0, 3.0], [1.0, 1.0, 1.0, 1.0], [1.5, 1.5, 1.5, 1.0]])
+    assert found == communication.Straggler(index=1.5, rank=2, share=0.75)
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
-    assert perf.algorithm_bandwidth(64 * 2**20, 0.5) == 128 * 2**20
-    assert perf.bus_bandwidth(1000, 0.001, 4) == pytest.approx(1.5e6)  # 2 (4 - 1) / 4
-    assert perf.bus_bandwidth(1000, 0.001, 1) == 0.0
+    assert communication.algorithm_bandwidth(64 * 2**20, 0.5) == 128 * 2**20
+    assert communication.bus_bandwidth(1000, 0.001, 4) == pytest.approx(1.5e6)  # 2 (4 - 1) / 4
+    assert communication.bus_bandwidth(1000, 0.001, 1) == 0.0
 
 
 def test_exposed_communication_is_what_does_not_overlap() -> None:
-    assert perf.exposed_share(comm_s=0.3, overlap_s=0.2, step_s=0.5) == pytest.approx(0.2)
-    assert perf.exposed_share(comm_s=0.3, overlap_s=0.31, step_s=0.5) == 0.0
+    assert communication.exposed_share(comm_s=0.3, overlap_s=0.2, step_s=0.5) == pytest.approx(0.2)
+    assert communication.exposed_share(comm_s=0.3, overlap_s=0.31, step_s=0.5) == 0.0
 
 
 # Phases
 
 
 def test_phases_end_at_their_marks_in_order() -> None:
-    marks = {name: 100.0 + i * i for i, name in enumerate(perf.PHASES)}
-    found = perf.phases(dict(reversed(marks.items())))
-    assert [part.phase for part in found] == list(perf.PHASES)[1:]
+    marks = {name: 100.0 + i * i for i, name in enumerate(phases.PHASES)}
+    found = phases.phases(dict(reversed(marks.items())))
+    assert [part.phase for part in found] == list(phases.PHASES)[1:]
     assert [part.seconds for part in found] == [2 * i + 1 for i in range(12)]
     assert [part.owner for part in found] == ["launcher"] * 4 + ["framework"] * 7 + ["launcher"]
-    assert sum(perf.by_owner(found).values()) == 144.0
+    assert sum(phases.by_owner(found).values()) == 144.0
 
 
 def test_a_missing_mark_joins_its_phase_to_the_next() -> None:
-    found = perf.phases({"called": 0.0, "code entered": 1.0, "group ready": 4.0, "returned": 9.0})
+    found = phases.phases({"called": 0.0, "code entered": 1.0, "group ready": 4.0, "returned": 9.0})
     assert [(part.since, part.phase, part.seconds, part.owner) for part in found] == [
         ("called", "code entered", 1.0, "launcher"),
         ("code entered", "group ready", 3.0, "framework"),
@@ -539,18 +540,18 @@ def test_a_missing_mark_joins_its_phase_to_the_next() -> None:
 
 
 def test_marks_made_in_advance_take_no_time_and_the_phases_still_add_up() -> None:
-    found = perf.phases({"called": 10.0, "process exists": 10.5, "torch imported": 3.0, "group ready": 11.0})
+    found = phases.phases({"called": 10.0, "process exists": 10.5, "torch imported": 3.0, "group ready": 11.0})
     assert [part.seconds for part in found] == [0.5, 0.0, 0.5]
 
 
 @pytest.mark.parametrize("marks", [{}, {"called": 1.0}, {"called": 1.0, "first step": math.nan}])
 def test_fewer_than_2_marks_have_no_phase(marks: dict[str, float]) -> None:
-    assert perf.phases(marks) == []
+    assert phases.phases(marks) == []
 
 
 def test_an_unknown_mark_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown marks \\['warmed'\\]"):
-        perf.phases({"called": 0.0, "warmed": 1.0})
+        phases.phases({"called": 0.0, "warmed": 1.0})
 
 
 def test_the_slowest_rank_counts_in_each_phase() -> None:
@@ -558,10 +559,10 @@ def test_the_slowest_rank_counts_in_each_phase() -> None:
         {"called": 0.0, "process exists": 1.0, "code entered": 5.0},
         {"called": 0.0, "process exists": 3.0, "code entered": 4.0},
     ]
-    assert perf.slowest(ranks) == {"process exists": 3.0, "code entered": 4.0}
+    assert phases.slowest(ranks) == {"process exists": 3.0, "code entered": 4.0}
 
 
-@pytest.mark.parametrize("module", [perf, stats])
+@pytest.mark.parametrize("module", [communication, launches, order, performance, phases, scaling, stats])
 def test_the_parent_pays_for_no_numerical_library(module: ModuleType) -> None:
     tree = ast.parse(Path(str(module.__file__)).read_text())
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]

@@ -1,0 +1,91 @@
+"""The phases of a start and an end, and whose time they are. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Owner = Literal["launcher", "framework"]
+
+PHASES: Mapping[str, Owner] = {
+    "called": "launcher",
+    "process exists": "launcher",
+    "code entered": "launcher",
+    "torch imported": "launcher",
+    "lazy imports done": "launcher",
+    "group ready": "framework",
+    "data and model": "framework",
+    "DDP built": "framework",
+    "first step": "framework",
+    "warm": "framework",
+    "last step": "framework",
+    "group destroyed": "framework",
+    "returned": "launcher",
+}
+"""The marks in order; each ends the phase of its name. The owner is who decides how long that phase takes.
+
+Imports are the launcher's: one that preloads does this work before a process exists, one with fresh interpreters in
+every rank. Whichever phase it falls into, its owner must be the same, or preloading would look like a faster framework.
+"""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The time between two marks; ``since`` is the mark before, ``called`` at the earliest."""
+
+    phase: str
+    seconds: float
+    owner: Owner
+    since: str
+
+
+def phases(marks: Mapping[str, float]) -> list[Phase]:
+    """Return the phases of one rank, in order.
+
+    Where a mark is missing, its phase is joined to the next one that has a mark; what cannot be laid to the launcher
+    alone is the framework's. A mark earlier than the one before (work that a server did in advance) takes 0 s.
+
+    Args:
+        marks: Name -> CLOCK_MONOTONIC in seconds; the parent's ``called`` and ``returned`` among them.
+
+    Raises:
+        ValueError: A mark has a name that is not in :data:`PHASES`.
+    """
+    unknown = marks.keys() - PHASES.keys()
+    if unknown:
+        raise ValueError(f"unknown marks {sorted(unknown)}; known are {list(PHASES)}")
+    result: list[Phase] = []
+    since, reached, owners = "", math.nan, set[Owner]()
+    for name, owner in PHASES.items():
+        owners.add(owner)
+        at = marks.get(name, math.nan)
+        if not math.isfinite(at):
+            continue
+        if since:
+            result.append(Phase(name, max(0.0, at - reached), _sole(owners), since))
+        # max: after a mark made in advance, time goes on from the latest one, so that the phases add up.
+        since, reached, owners = name, at if math.isnan(reached) else max(reached, at), set()
+    return result
+
+
+def _sole(owners: set[Owner]) -> Owner:
+    return "launcher" if owners == {"launcher"} else "framework"
+
+
+def slowest(ranks: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return for each phase the time of the rank that took longest, in seconds; ``ranks`` are the marks of each."""
+    longest: dict[str, float] = {}
+    for marks in ranks:
+        for phase in phases(marks):
+            longest[phase.phase] = max(longest.get(phase.phase, 0.0), phase.seconds)
+    return longest
+
+
+def by_owner(parts: Iterable[Phase]) -> dict[Owner, float]:
+    """Return the seconds of the launcher and of the framework."""
+    totals: dict[Owner, float] = {"launcher": 0.0, "framework": 0.0}
+    for part in parts:
+        totals[part.owner] += part.seconds
+    return totals

@@ -1,0 +1,91 @@
+"""Scaling over ranks, in two factors. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness import stats
+from harness.compare.agreement import plural
+from harness.compare.launches import Launch, adjustable, counted, launch_step_s, raw_step_s, reasons, require_comparable
+from harness.errors import NotComparable
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Efficiency of N ranks in two factors, each with its interval; all None where scaling is not defined.
+
+    Attributes:
+        efficiency: Plain process to N ranks, 1 is perfect: the product of the other two.
+        wrapping: Plain process to DDP with one rank.
+        spreading: DDP with one rank to N ranks.
+    """
+
+    kind: Literal["weak", "strong"]
+    nprocs: int
+    efficiency: stats.PairedRatio | None
+    wrapping: stats.PairedRatio | None
+    spreading: stats.PairedRatio | None
+    sentence: str
+
+
+def scaling(
+    kind: Literal["weak", "strong"], plain: Sequence[Launch], single: Sequence[Launch], many: Sequence[Launch]
+) -> Scaling:
+    """Return weak efficiency T(1,b) / T(N,Nb), or strong T(1,B) / (N T(N,B)); T is the time of a step.
+
+    Args:
+        kind: ``weak`` (the batch of a rank stays) or ``strong`` (the global batch stays).
+        plain: Launches of one process without DDP, which count as (1, b).
+        single: Launches of DDP with one rank.
+        many: Launches of DDP with N ranks; all three are joined by ``pair``.
+
+    Raises:
+        NotComparable: Conditions or batch sizes do not fit.
+    """
+    arms = [counted(arm, name) for arm, name in ((plain, "plain"), (single, "DDP of 1 rank"), (many, "DDP"))]
+    last = next(iter(arms[2].values()))
+    _require_scalable(kind, arms, last.nprocs)
+    if any(launch.oversubscribed for launch in arms[2].values()):
+        return Scaling(kind, last.nprocs, None, None, None, "oversubscribed, scaling not defined")
+    triples = [tuple(arm[pair] for arm in arms) for pair in sorted(arms[0].keys() & arms[1].keys() & arms[2].keys())]
+    clean = [triple for triple in triples if not reasons(triple)]
+    if not clean:
+        return Scaling(kind, last.nprocs, None, None, None, "all launches contaminated, no number")
+    return _scaling(kind, last.nprocs, clean)
+
+
+def _require_scalable(kind: str, arms: Sequence[Mapping[int, Launch]], nprocs: int) -> None:
+    one_process = [*arms[0].values(), *arms[1].values()]
+    require_comparable(one_process)
+    require_comparable([one_process[0], *arms[2].values()], varied=("nprocs", "global_batch_size"))
+    require_comparable([*arms[2].values()])
+    factor = nprocs if kind == "weak" else 1
+    first, last = one_process[0], next(iter(arms[2].values()))
+    if first.nprocs != 1:
+        raise NotComparable(f"scaling starts from one process: nprocs is {first.nprocs} in {first.arm}.")
+    if last.samples_per_step != factor * first.samples_per_step:
+        needed = f"global_batch_size={factor * first.samples_per_step}, not {last.samples_per_step}"
+        raise NotComparable(f"{kind} scaling of {first.arm} to {nprocs} ranks needs {needed}, in {last.arm}.")
+
+
+def _scaling(kind: Literal["weak", "strong"], nprocs: int, triples: Sequence[tuple[Launch, ...]]) -> Scaling:
+    adjust = all(adjustable(launch) for triple in triples for launch in triple)
+    step_s = launch_step_s if adjust else raw_step_s
+    plain, single, many = ([step_s(launch) for launch in arm] for arm in zip(*triples, strict=True))
+    # T(1,B) / (N T(N,B)) against T(1,b) / T(N,Nb): only strong scaling divides the same work.
+    scaled = [(nprocs if kind == "strong" else 1) * value for value in many]
+    wrapping = stats.paired_ratio(stats.log_ratios(single, plain))
+    spreading = stats.paired_ratio(stats.log_ratios(scaled, single))
+    efficiency = stats.paired_ratio(stats.log_ratios(scaled, plain))
+    factors = f"{wrapping.ratio:.2f} (plain process to DDP) x {spreading.ratio:.2f} (1 to {nprocs} ranks)"
+    sure = "one launch each, no interval" if efficiency.interval is None else _efficiency_interval(efficiency)
+    sentence = f"{kind} scaling to {plural(nprocs, 'rank')}: efficiency {efficiency.ratio:.2f} ({sure}) = {factors}"
+    return Scaling(kind, nprocs, efficiency, wrapping, spreading, sentence)
+
+
+def _efficiency_interval(efficiency: stats.PairedRatio) -> str:
+    assert efficiency.interval is not None
+    low, high = efficiency.interval.low, efficiency.interval.high
+    return f"95 % interval {low:.2f} to {high:.2f}, {plural(efficiency.pairs, 'triple')}"
