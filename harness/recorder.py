@@ -136,7 +136,7 @@ def _from_users_code(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _where(error: BaseException, cwd: str) -> str:
-    """Return the line that raised, if it is the user's; else the cause's, behind what a library made of it; else the nearest."""
+    """Return the line that raised, if it is the user's; else the cause's, behind what a library made of it; else any."""
     stacks = [frames for one in _chain(error) if (frames := traceback.extract_tb(one.__traceback__))]
     for frames in stacks:
         if not _is_library(frames[-1].filename):
