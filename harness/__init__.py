@@ -9,9 +9,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from harness.batchnorm import SyncBatchNorm
     from harness.distributed import ParallelEnv, get_rank, get_world_size, init_parallel_env, prepare_context
     from harness.errors import BackendUnavailable, ConfigError, HarnessError, NotComparable, RankFailed, RunTimeout
-    from harness.parallel import DataParallel, SyncBatchNorm
+    from harness.parallel import DataParallel
     from harness.spawning import spawn
 
 __version__ = "0.1.0"
@@ -36,7 +37,8 @@ __all__ = [
 _HOMES = {
     "harness.distributed": ("ParallelEnv", "get_rank", "get_world_size", "init_parallel_env", "prepare_context"),
     "harness.errors": ("BackendUnavailable", "ConfigError", "HarnessError", "NotComparable", "RankFailed", "RunTimeout"),
-    "harness.parallel": ("DataParallel", "SyncBatchNorm"),
+    "harness.batchnorm": ("SyncBatchNorm",),
+    "harness.parallel": ("DataParallel",),
     "harness.spawning": ("spawn",),
 }
 

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
+from harness.batchnorm import convert_sync_batchnorm
 from harness.digest import kind_digests
 from harness.errors import ConfigError, HarnessError
 from harness.gradients import are_finite, clip_, gradient_values, scale_
 from harness.loader import epoch_batches, load, to_device
-from harness.parallel import DataParallel, convert_sync_batchnorm
+from harness.parallel import DataParallel
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_scheduler
 from harness.seeds import derive, seed_everything, seed_rank

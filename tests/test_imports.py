@@ -28,8 +28,8 @@ PARENT_SIDE = [
 ]
 
 BELOW_THE_TORCH_LINE = {
-    *("audit", "backend", "capture", "checkpoint", "digest", "evaluate", "gradients", "loader", "parallel", "recipe"),
-    *("replay", "seeds", "state", "train", "trainer", "verify"),
+    *("audit", "backend", "batchnorm", "capture", "checkpoint", "digest", "evaluate", "gradients", "group", "loader", "parallel", "recipe"),
+    *("replay", "seeds", "sparse", "state", "train", "trainer", "verify"),
     *(f"faults.{path.stem}" for path in (ROOT / "harness" / "faults").glob("*.py") if path.stem not in ("__init__", "table")),
 }
 """Modules that import torch when they are imported; only modules of this set, and rank programs inside functions, import them."""

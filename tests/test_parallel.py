@@ -26,8 +26,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.batchnorm import SyncBatchNorm, convert_sync_batchnorm
 from harness.errors import ConfigError, HarnessError
-from harness.parallel import DataParallel, SyncBatchNorm, convert_sync_batchnorm
+from harness.parallel import DataParallel
 
 BATCH = 6  # divides by 2 and by 3
 TIMEOUT_S = 90
