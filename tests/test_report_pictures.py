@@ -103,7 +103,7 @@ def test_ratio_intervals_are_drawn_where_there_are_several_launches():
     several = drawn(sweep_report("f", jobs, MACHINE))["step-times"].figure.axes[1]
     assert "hollow" not in several.get_xlabel()
     single = drawn(four_jobs("f"))["step-times"].figure.axes[1]
-    assert "hollow: one launch, nothing is claimed" in single.get_xlabel()
+    assert "hollow: one launch, no claim" in single.get_xlabel()
 
 
 def test_oversubscribed_jobs_are_hollow_and_said_so():

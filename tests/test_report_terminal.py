@@ -124,6 +124,20 @@ def test_failed_jobs_are_named_with_their_message():
     assert any(line.startswith("job 1: FAILED R4 (reduction) at step 3, rank 1, tensor fc.weight") for line in lines)
 
 
+def test_the_failure_of_a_single_job_is_told_once_and_again_where_the_report_is_made_again():
+    job, sweep = a_job(0), sweep_report("f", [dataclasses.replace(job_of(0), result=failed_result())], MACHINE)
+
+    def act(out):
+        out.begin("f", [job])
+        out.started(job)
+        out.ended(job, failed_result())
+        out.report(sweep)
+
+    text, errors = shown(act)
+    assert "failed at step 7" in errors and "failed at step 7" not in text
+    assert "failed at step 7" in shown(lambda out: out.report(sweep))[0]
+
+
 def test_the_last_lines_say_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "outputs" / "2026-11-30" / "04-34-01"

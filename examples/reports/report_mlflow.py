@@ -2,6 +2,8 @@
 reporters: {mlflow: {_target_: report_mlflow.MLflow, experiment: mnist}}             then: run.py report=mlflow"""
 
 import mlflow
+
+from harness.report.sweep_report import SweepReport
 from harness.report.table import settings
 
 
@@ -9,7 +11,7 @@ class MLflow:
     def __init__(self, experiment: str) -> None:
         self.experiment = experiment
 
-    def report(self, sweep) -> None:
+    def report(self, sweep: SweepReport) -> None:
         mlflow.set_experiment(self.experiment)
         for job in sweep.jobs:
             with mlflow.start_run(run_name=f"job {job.plan.job}"):

@@ -2,6 +2,8 @@
 reporters: {wandb: {_target_: report_wandb.WandB, project: mnist}}                   then: run.py report=wandb"""
 
 import wandb
+
+from harness.report.sweep_report import SweepReport
 from harness.report.table import settings
 
 
@@ -9,7 +11,7 @@ class WandB:
     def __init__(self, project: str) -> None:
         self.project = project
 
-    def report(self, sweep) -> None:
+    def report(self, sweep: SweepReport) -> None:
         for job in sweep.jobs:
             with wandb.init(project=self.project, name=f"job {job.plan.job}", config=dict(settings(job))) as run:
                 for step, loss in enumerate(job.result.losses()):

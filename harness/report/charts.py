@@ -208,8 +208,8 @@ def _ratios(axes: Axes, jobs: Sequence[JobReport]) -> None:
         filled = "full" if speed.interval is not None else "none"
         axes.plot([centre], [row], "o", color=ORANGE, fillstyle=filled, markersize=6)
     single = any(job.speed is not None and job.speed.pairs == 1 for job in jobs)
-    remark = "\n(hollow: one launch, nothing is claimed)" if single else ""
-    axes.set(xlabel=f"times as fast as the baseline, 95 % interval{remark}", title="Speed")
+    remark = "hollow: one launch, no claim" if single else "95 % interval"
+    axes.set(xlabel=f"times the baseline's speed\n({remark})", title="Speed")
     axes.grid(axis="y", visible=False)
     axes.set_xlim(left=0)
     axes.margins(x=0.25)

@@ -93,7 +93,8 @@ class Terminal:
         if self._jobs:  # a sweeper may bring jobs in batches, each with its own table
             numbers = {job.plan.job for job in self._jobs}
             sweep = dataclasses.replace(sweep, jobs=tuple(job for job in sweep.jobs if job.plan.job in numbers))
-        for text, state in report_lines(sweep, self._console.width):
+        # The failure of a single job has just been shown, unless this is a report of an old sweep.
+        for text, state in report_lines(sweep, self._console.width, len(sweep.jobs) > 1 or not self._jobs):
             self._line(text, STYLES[state])
 
     def show(self, table: Callable[[bool], tables.Table], sentences: Sequence[str]) -> None:
@@ -128,12 +129,12 @@ def _facts_of(job: Job) -> list[str]:
     return [recipe, f"global batch {train.global_batch_size}", length, f"seed {train.seed}", f"{plan.backend}{reason}"]
 
 
-def report_lines(sweep: SweepReport, width: int) -> list[Line]:
+def report_lines(sweep: SweepReport, width: int, name_failures: bool = True) -> list[Line]:
     """Return all that is said at the end of a sweep, in lines that fit ``width``."""
     if not any(job.plan.train for job in sweep.jobs):
         return table_lines(lambda short: tables.foreign_table(sweep), width) if len(sweep.jobs) > 1 else []
     lines: list[Line] = [("", "ok"), *table_lines(lambda short: tables.sweep_table(sweep, short), width)]
-    failed = tables.failures(sweep) if len(sweep.jobs) > 1 else []
+    failed = tables.failures(sweep) if name_failures else []
     for sentences, state in ((tables.notes(sweep), "note"), (failed, "failed")):
         lines += [(line, state) for sentence in sentences for line in paragraph(sentence, width)]
     return [*lines, *((line, "ok") for line in closing(sweep, width))]
