@@ -15,7 +15,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from harness.environ import RUN_DIR, RankEnvironment, loopback_interface, slurm_rendezvous, usable_cores
+from harness.environ import INIT_BARRIER, RUN_DIR, RankEnvironment, loopback_interface, slurm_rendezvous, usable_cores
 from harness.errors import BackendUnavailable, ConfigError
 from harness.placement import Machine, may_have_accelerator, place
 from harness.plan import RunPlan
@@ -259,7 +259,7 @@ def _join(name: str, device: str, who: RankEnvironment | None, plan: RunPlan | N
         options |= {"init_method": "env://", "rank": who.rank, "world_size": who.world_size}
     if device == "cuda":
         options["device_id"] = torch.device("cuda", who.local_rank if who else 0)
-    with _loopback(_is_one_machine(who)):
+    with _joining(_is_one_machine(who)):
         dist.init_process_group(name, **options)
 
 
@@ -288,13 +288,13 @@ def _is_one_machine(who: RankEnvironment | None) -> bool:
 
 
 @contextmanager
-def _loopback(wanted: bool) -> Iterator[None]:
-    """Have gloo use the loopback interface for the time of joining, unless the user chose one: host names may not resolve."""
-    if not wanted or "GLOO_SOCKET_IFNAME" in os.environ:
-        yield
-        return
-    os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
+def _joining(one_machine: bool) -> Iterator[None]:
+    """Set, for the time of joining, what the user has not set: on one machine loopback, because its name may not resolve."""
+    wanted = {INIT_BARRIER: "1"} | ({"GLOO_SOCKET_IFNAME": loopback_interface()} if one_machine else {})
+    missing = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(missing)
     try:
         yield
     finally:
-        del os.environ["GLOO_SOCKET_IFNAME"]
+        for name in missing:
+            del os.environ[name]

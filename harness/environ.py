@@ -17,6 +17,9 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 RUN_DIR = "HARNESS_RUN_DIR"
 """Names the run's folder; set in every rank that this harness started."""
 
+INIT_BARRIER = "TORCH_DIST_INIT_BARRIER"
+"""Has torch's ``init_process_group`` return only when all ranks have joined."""
+
 PARENT = "HARNESS_PARENT"
 """Process id of a rank's parent, with which it dies."""
 
@@ -134,6 +137,8 @@ def common_environment(environ: Mapping[str, str], plan: RunPlan, run_dir: Path)
     if env.get("PYTHONHASHSEED", "random") == "random":
         env["PYTHONHASHSEED"] = "0"
     env["PYTHONPATH"] = import_path(env)
+    # Else a rank that is done at once would close connections that others are still making.
+    env.setdefault(INIT_BARRIER, "1")
     if plan.num_machines == 1:
         # One machine needs no other interface, and the host name may not resolve.
         env.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())

@@ -88,14 +88,28 @@ def _can_be_pickled(value: object) -> bool:
     return True
 
 
-def require_guard() -> None:
+def find_main(call: bytes) -> tuple[str | None, str | None]:
+    """Return path and module name of the main script that ranks have to load for a call; None where they need none.
+
+    The ``__main__.py`` of a package does its work when it is loaded, so it is left alone unless the call refers to it, as
+    Python's own multiprocessing does.
+    """
+    path, module = describe_main()
+    if path is not None and os.path.basename(path) == "__main__.py" and b"__main__" not in call:
+        return None, None
+    return path, module
+
+
+def require_guard(path: str | None) -> None:
     """Refuse a call that the main script makes outside of its main guard: in a rank that loads it, or here where it has none.
+
+    Args:
+        path: Of the main script, where ranks have to load one.
 
     Raises:
         ConfigError: The call is such a one.
     """
     loading = loading_main()
-    path = describe_main()[0]
     if loading is None and path is not None and _is_running_main(path) and not _mentions_name(path):
         loading = path
     if loading is not None:

@@ -20,12 +20,11 @@ from harness.launchers import pool
 from harness.launchers.base import Process
 from harness.launchers.signals import Interrupted
 from harness.plan import RunPlan, Task
-from harness.portable import name_of, pickle_call, require_guard, require_no_group
+from harness.portable import find_main, name_of, pickle_call, require_guard, require_no_group
 from harness.raising import exception_of
 from harness.record import RunResult
 from harness.request import Attempt, Console, Request, summary
 from harness.rundir import RunDir, write_whole
-from harness.task import describe_main
 
 _OPTIONS = ("backend", "gpus", "xpus", "selected_gpus", "start_method", "timeout_s", "threads", "print_config")
 _OLD_OPTIONS = {
@@ -195,10 +194,11 @@ def spawn(
 
 
 def _prepare(func: Callable[..., Any], args: Sequence[Any], nprocs: int, options: Mapping[str, Any]) -> SpawnContext:
-    require_guard()
+    require_guard(None)
     request, tells = _read_options(nprocs, dict(options))
     call = pickle_call(func, args)
-    path, module = describe_main()
+    path, module = find_main(call)
+    require_guard(path)
     if path is None and b"__main__" in call:
         raise ConfigError(
             f"spawn() cannot hand {name_of(func)} to its ranks: it was typed into a notebook or prompt, or read from standard "
