@@ -29,7 +29,8 @@ class Recorder:
     """Appends to ``rank-N.jsonl``; a line is one ``write``, so that a kill loses nothing that was recorded."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        # A rank that torch's engine starts again goes on in the same file: its readers keep their place.
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def __enter__(self) -> Recorder:
         return self

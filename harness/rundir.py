@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-
 TRIALS = "trials"
 """Folder, inside a job's, of the launches that were made to compare launchers."""
 
@@ -112,8 +111,13 @@ class RunDir:
         return RunDir(self.path / TRIALS / str(order))
 
     def events(self, rank: int) -> list[dict[str, Any]]:
-        """Return the whole events that ``rank`` has recorded so far; a line cut off by a kill is left out."""
-        return list(read_events(self.records(rank)))
+        """Return the whole events that ``rank`` has recorded so far, since it was last started.
+
+        A line that was cut off by a kill is left out.
+        """
+        events = list(read_events(self.records(rank)))
+        starts = [number for number, event in enumerate(events) if event["event"] == "start"]
+        return events[starts[-1] :] if starts else events
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:

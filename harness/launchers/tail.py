@@ -22,9 +22,6 @@ class Tail:
             size = self._path.stat().st_size
         except FileNotFoundError:
             return []
-        if size < self._offset:
-            # Written anew, by a rank that was started again.
-            self._offset = 0
         if size <= self._offset:
             return []
         with self._path.open("rb") as file:
