@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.compare import audit, chains, rung
+from harness.compare import audit, bounds, chains, rung
 from harness.compare.audit import AuditRow, Trial, audit_table
 from harness.compare.correctness import Rung, Verdict, judge
 from harness.errors import NotComparable
@@ -201,6 +201,8 @@ def test_the_quick_tier_leaves_out_r7_and_r13():
     assert tuple(rung.name for rung in verdict.rungs) == QUICK
     assert unchecked(verdict) == {"R7": "compare=quick leaves it out, compare=full runs it"}
     assert verdict.label == "equal to 1 process: 11 of 11 checks"
+    seen_twice = judged(setting("observed_twice", [[state(s + 1)] * 2 for s in range(NUM_STEPS)]), tier="quick")
+    assert of(seen_twice, "R13").status == "passed"
 
 
 def test_evidence_survives_its_file():
@@ -555,6 +557,10 @@ def test_where_a_name_is_lost():
     assert of(verdict, "R3").detail == "only rank 1 has this tensor, and the replay's part lacks it"
     verdict = judged(lambda evidence: evidence["steps"][0]["after"][2].pop("fc1.bias"), n=3)
     assert of(verdict, "R6").detail == "rank 2 has no such tensor"
+    verdict = judged(setting("steps", 0, "local", 1, "fc1.bias", "other"))
+    assert of(verdict, "R3").detail == "the bits differ from the replay's"
+    verdict = judged(all_of(*(setting("steps", 0, "local", rank, "fc1.bias", "other") for rank in (1, 2))), n=3)
+    assert of(verdict, "R3").detail == "the bits differ from the replay's on ranks 1, 2"
 
 
 @pytest.mark.parametrize("key", ["losses", "local", "reduced", "lr", "before", "after", "buffers", "rng", "batches"])
@@ -604,6 +610,12 @@ def test_contract(mutate, where, said):
     assert said in of(verdict, "R0").detail
 
 
+def test_one_rank_needs_no_backend():
+    assert red(judged(setting("facts", 0, "backend", ""), n=1)) == []
+    no_backend = all_of(*(setting("facts", rank, "backend", "") for rank in (0, 1)))
+    assert red(judged(no_backend)) == ["R0"]
+
+
 def test_one_device_on_two_machines_is_two_devices():
     def mutate(evidence: Any) -> None:
         for rank, each in enumerate(evidence["facts"]):
@@ -640,6 +652,7 @@ def test_samples_that_cannot_be_read_again_are_not_compared():
     verdict = judged(every_step("replayed_batches", None))
     assert red(verdict) == []
     assert "reference's" not in of(verdict, "R1").detail
+    assert "loaded samples are the reference's" in of(judge(green(2)), "R1").detail
 
 
 def test_birth_is_compared_with_the_reference_even_if_all_ranks_agree():
@@ -675,6 +688,13 @@ def test_minus_zero_is_not_zero():
 def test_a_rank_without_a_sample_has_no_loss():
     mutate = all_of(setting("steps", 0, "losses", 1, []), setting("steps", 0, "replayed_losses", 1, []))
     assert red(judged(mutate)) == []
+
+
+def test_losses_that_no_rank_has_are_no_losses():
+    none: list[list[float]] = [[], []]
+    verdict = judged(all_of(setting("steps", 1, "losses", none), setting("steps", 1, "replayed_losses", none)))
+    assert red(verdict) == ["R3"]
+    assert of(verdict, "R3").detail == "no loss was recorded at step 1"
 
 
 def test_gradients_that_no_rank_has_are_no_gradients():
@@ -785,6 +805,10 @@ def test_noise_does_not_accuse_buffers_or_the_observer():
     assert "R11" in red(judged(all_of(mutate, not_deterministic, every_step("rng", 1, "rng 0 0"))))
 
 
+def test_unit_round_offs():
+    assert bounds.ROUND_OFF == {"float32": 2**-24, "float64": 2**-53, "bfloat16": 2**-8}
+
+
 def test_sums_have_room_for_noise():
     def mutate(evidence: Any) -> None:
         sums = evidence["steps"][0]["loss"]
@@ -810,12 +834,16 @@ def test_how_the_reduction_is_told():
     assert said[0] == "3.1e+05 times the bound, on all ranks alike"
     assert said[1].startswith("not the mean of both ranks' gradients, whose bits must agree at nprocs=2")
     assert said[2].startswith("the error is not a number")
+    assert of(judged(badly_reduced(math.inf), n=3), "R4").detail.startswith("inf times the bound")
 
 
 def test_a_gradient_that_is_lost_in_the_reduction():
     verdict = judged(setting("steps", 0, "reduced", [{**digests(PARAMETERS, "reduced", 0), "fc1.bias": "none"}] * 2))
     assert red(verdict) == ["R4"]
     assert of(verdict, "R4").where == {"step": 0, "rank": 0, "stage": "reduced gradient", "tensor": "fc1.bias"}
+    assert of(verdict, "R4").detail == "local gradients have no reduced one"
+    from_nothing = judged(all_of(*(setting("steps", 0, "local", rank, "fc1.bias", "none") for rank in (0, 1))))
+    assert of(from_nothing, "R4").detail == "it is reduced from no local gradient"
 
 
 def test_a_gradient_that_nobody_has_may_stay_none():
@@ -854,6 +882,17 @@ def test_steps_that_do_not_follow_one_another_are_not_linked():
     def mutate(evidence: Any) -> None:
         for key in ("steps", "observed_twice", "float64", "own_precision"):
             del evidence[key][1]
+
+    assert red(judged(mutate)) == []
+
+
+def test_a_run_that_was_resumed_is_not_linked_to_its_birth():
+    def mutate(evidence: Any) -> None:
+        for key in ("steps", "float64", "own_precision"):
+            for each in evidence[key]:
+                each["step"] += 10
+        evidence["birth"] = [{**state(7), **buffers(0, 0)} for _ in range(2)]
+        evidence["reference_birth"] = evidence["birth"][0]
 
     assert red(judged(mutate)) == []
 
@@ -916,6 +955,16 @@ def test_the_mean_is_over_all_ranks():
         assert red(judge(evidence)) == ["R9"]
 
 
+def test_one_sample_has_a_mean():
+    evidence = green(2)
+    sums = {"ranks": [[0.25, 1.0], [0.0, 0.0]], "reference": [[0.25, 1.0], [0.0, 0.0]], "reported": 0.25}
+    evidence["steps"][0]["loss"] = sums
+    assert red(judge(evidence)) == []
+    sums["reported"] = 0.25 + 1e-9
+    assert red(judge(evidence)) == ["R9"]
+    assert of(judge(evidence), "R9").quantity == pytest.approx(4e-9)
+
+
 def test_a_rank_without_a_sample_counts_nothing():
     evidence = green(2)
     sums = {"ranks": [[6.0, 3.0], [0.0, 0.0]], "reference": [[6.0, 3.0], [0.0, 0.0]], "reported": 2.0}
@@ -968,6 +1017,7 @@ def test_buffers_and_streams():
     same_streams = every_step("rng", ["one", "one"])
     assert red(judged(all_of(same_streams, setting("uses_random", False)))) == []
     assert red(judged(all_of(with_sync_bn, same_streams))) == ["R11"]
+    assert red(judged(all_of(without_buffers, setting("sync_bn", True)))) == []
 
 
 def test_the_observer():
@@ -998,6 +1048,13 @@ def test_movement(flags, is_red):
     assert red(verdict) == (["R14"] if is_red else [])
     if is_red:
         assert of(verdict, "R14").where == {"step": 1, "rank": 0, "stage": "movement", "tensor": "fc2.weight"}
+
+
+def test_movement_is_of_what_is_trained():
+    verdict = judged(setting("steps", 1, "movement", "fc9.bias", [True] * 5))
+    assert of(verdict, "R14").detail == "it is not one that is trained"
+    verdict = judged(lambda evidence: evidence["steps"][1]["movement"].pop("fc1.bias"))
+    assert of(verdict, "R14").detail == "its movement was not recorded"
 
 
 def test_what_the_replay_would_have_moved_is_unknown_without_one():
@@ -1141,6 +1198,9 @@ def test_runs_without_digests_are_not_checked():
 def test_verifications_are_compared_tensor_by_tensor():
     evidence = green(2)
     assert chains.compare_chains(chains.evidence_chains(evidence), chains.evidence_chains(green(2))).status == "passed"
+    evidence["steps"][2]["after"][0]["fc9.bias"] = "more"
+    verdict = chains.compare_chains(chains.evidence_chains(green(2)), chains.evidence_chains(evidence))
+    assert verdict.where == {"step": 2, "rank": 0, "stage": "state after", "tensor": "fc9.bias"}
     evidence["steps"][1]["local"][1].update({"fc1.bias": "other", "fc2.weight": "other"})
     evidence["steps"][1]["reduced"][0]["fc2.bias"] = "other"
     verdict = chains.compare_chains(chains.evidence_chains(green(2)), chains.evidence_chains(evidence))
