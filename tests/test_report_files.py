@@ -114,6 +114,15 @@ def test_what_failed_is_in_the_page_and_cannot_break_it():
     assert "FAILED R4" in text
 
 
+def test_settings_cannot_break_the_page_or_the_markdown():
+    sweep = four_jobs("f")
+    jobs = [dataclasses.replace(job, overrides=(f"x=<script>|{job.plan.job}",)) for job in sweep.jobs]
+    odd = dataclasses.replace(sweep, jobs=tuple(jobs))
+    assert "&lt;script&gt;|0" in sweep_html(odd) and "<script" not in sweep_html(odd)
+    rows = [line.replace("\\|", "") for line in sweep_markdown(odd).splitlines() if line.startswith("|")]
+    assert len({row.count("|") for row in rows}) == 1 and "<script" not in "".join(rows)
+
+
 def test_a_page_without_pictures_says_how_to_get_them():
     assert "python -m harness.compare f" in sweep_html(four_jobs("f"))
 

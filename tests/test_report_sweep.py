@@ -12,7 +12,7 @@ from harness.errors import ConfigError, NotComparable
 from harness.machine import machine_facts
 from harness.report import table as tables
 from harness.report.against import against, against_table
-from harness.report.build import sweep_report
+from harness.report.build import launch_of, sweep_report
 from harness.report.folder import SweepDir, find_sweeps, read_sweep, whole_sweep
 from harness.report.reporter import Reporters
 from harness.report.terminal import Terminal
@@ -109,6 +109,20 @@ def test_one_bit_is_a_difference():
     rank = dataclasses.replace(other.ranks[0], digests=({"done": 12, "parameters": "p1'"},))
     jobs = [job_of(0), job_of(1, "launch", result=dataclasses.replace(other, ranks=(rank,)))]
     assert sweep_report("f", jobs, MACHINE).jobs[1].identical_to is None
+
+
+def test_a_run_as_numbers_to_compare():
+    job = four_jobs("f").jobs[2]
+    launch = launch_of(job, MACHINE)
+    assert launch.start_s == pytest.approx(job.result.first_step_s())
+    assert launch.step_s == tuple(job.result.step_seconds()[3:])
+    assert (launch.nprocs, launch.samples_per_step, launch.cores, launch.arm) == (2, 32, 4, "job 2")
+
+
+def test_what_disturbed_a_recorded_run_is_taken_over(tmp_path):
+    launch = launch_of(read_sweep(recorded("four_jobs", tmp_path)).jobs[1], MACHINE)
+    assert len(launch.step_delay_s) == len(launch.step_s) == 13
+    assert launch.run_delay_s > 0 and 0 < launch.cpu_pressure <= 1 and launch.wall_s > sum(launch.step_s) / 2
 
 
 # harness.compare

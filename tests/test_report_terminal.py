@@ -236,6 +236,12 @@ def test_in_a_pipe_there_are_lines_and_rank_0_and_logs_are_verbatim():
     assert "evaluation after step 12  accuracy 0.9" in lines
 
 
+def test_a_long_line_of_a_rank_is_not_broken():
+    line = "word [red]x[/red] :smile: " * 20
+    text, _ = shown(lambda out: out.output(line), width=60)
+    assert text == line + "\n"
+
+
 def test_the_loss_that_is_shown_is_that_of_all_ranks():
     job = a_job(log_every=1)
 
