@@ -25,6 +25,8 @@ class Captured:
         pieces: Of this rank's part, as it loaded them.
         local: Gradients before the reduction, weighted.
         reduced: Gradients after it, before clipping and before the division by the number of items.
+        skipped: True where all ranks left the step out, because a loss was not finite.
+        lr_of: Learning rate of each trainable parameter.
     """
 
     ids: list[int]
@@ -41,6 +43,8 @@ class Captured:
     buffers: Digests = field(default_factory=dict)
     reported: list[float] = field(default_factory=list)
     counts_items: bool = False
+    skipped: bool = False
+    lr_of: dict[str, float] = field(default_factory=dict)
 
     @property
     def rng(self) -> str:
@@ -85,6 +89,7 @@ class Capture:
             lr=[float(group["lr"]) for group in trainer.optimizer.param_groups],
             before=self._state(),
             loaded=[piece for _, piece in loaded],
+            lr_of=self._lr_of(),
         )
         self._local, self._losses, self._counts, self._reduced = {}, [], [], {}
         result = trainer.step(batch, loaded)
@@ -95,6 +100,7 @@ class Capture:
         captured.buffers = digests(trainer.model.named_buffers())
         captured.reported = [result.loss_sum, result.count]
         captured.counts_items = bool(trainer.counts_items)
+        captured.skipped = result.skipped
         return captured, state
 
     def close(self) -> None:
@@ -109,6 +115,11 @@ class Capture:
             **optimizer_digests(trainer.optimizer.state_dict()["state"]),
             **digests(trainer.model.named_buffers()),
         }
+
+    def _lr_of(self) -> dict[str, float]:
+        groups = self._trainer.optimizer.param_groups
+        known = {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}
+        return {name: known.get(id(parameter), max(known.values(), default=0.0)) for name, parameter in self._named}
 
     def _keep_local(self, name: str, parameter: nn.Parameter) -> Any:
         def keep(gradient: Tensor) -> None:

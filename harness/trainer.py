@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from harness.loader import epoch_batches, load, to_device
 from harness.parallel import DataParallel
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_scheduler
+from harness.record import joined
 from harness.seeds import derive, seed_everything, seed_rank
 from harness.shard import pieces, shard
 
@@ -199,6 +202,8 @@ class Trainer:
             "num_trainable": len(self.parameters),
             "num_samples": self.num_samples,
             "num_steps": self.num_steps,
+            "config": joined({name: repr(value) for name, value in dataclasses.asdict(self.plan).items()}),
+            "host": platform.node(),
         }
 
     # --- which samples -----------------------------------------------------------------------------------------------

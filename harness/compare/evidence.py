@@ -14,7 +14,7 @@ Digests = dict[str, str]
 
 
 class Partition(TypedDict):
-    """R1: which samples the ranks take. ``problems`` are sentences, none where all is right."""
+    """R1: which samples the ranks take."""
 
     num_samples: int
     epochs: int
@@ -64,7 +64,7 @@ class Mathematics(TypedDict):
     """R7 and R8: against the whole global batch in one process, with dropout switched off on both sides."""
 
     step: int
-    ratios: dict[str, float]  # R7: tensor -> norm(d) / (1e-11 max(norm(g_i), 1e-6 norm(g))); R8: tensor -> excess ratio X
+    ratios: dict[str, float]  # R7: tensor -> norm(d) / (1e-11 max(norm(g_i), 1e-3 norm(g))); R8: tensor -> excess ratio X
     loss_error: float  # relative error of the loss, in units of round-off u
 
 
