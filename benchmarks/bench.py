@@ -49,7 +49,9 @@ def run(command: list[str], **environment: str) -> tuple[float, str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     with tempfile.TemporaryDirectory() as folder:
         begin = time.monotonic()
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        done = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed ({done.returncode}):\n{done.stdout}\n{done.stderr}")
         return begin, done.stdout

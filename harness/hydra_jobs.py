@@ -74,9 +74,7 @@ def launch(
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     before = HydraConfig.instance().cfg
     try:
-        composed = [
-            compose(context, config, overrides, first + number) for number, overrides in enumerate(job_overrides)
-        ]
+        composed = [compose(context, config, overrides, first + number) for number, overrides in enumerate(job_overrides)]
         jobs = plan_all(composed, function)
         return _run_all(context, function, composed, jobs)
     except HarnessError as error:
@@ -347,5 +345,3 @@ def _leave(interruption: Interrupted) -> None:
     print(f"\n{interruption}: all ranks were stopped.", file=sys.stderr, flush=True)
     pool.close_all()
     sys.exit(128 + interruption.number)
-
-

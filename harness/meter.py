@@ -54,9 +54,7 @@ class Meter:
     def read(self) -> Reading:
         """Return all counters."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        return Reading(
-            time.monotonic(), self.run_delay_s(), _pressure_s(), _throttled(), usage.ru_majflt, usage.ru_nivcsw
-        )
+        return Reading(time.monotonic(), self.run_delay_s(), _pressure_s(), _throttled(), usage.ru_majflt, usage.ru_nivcsw)
 
 
 def _pressure_s(path: Path = Path("/proc/pressure/cpu")) -> float | None:

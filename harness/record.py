@@ -214,8 +214,7 @@ def _rank_from_json(data: Mapping[str, Any]) -> RankResult:
     fields = dict(data)
     fields["steps"] = tuple(Step(**step) for step in data["steps"])
     fields["evaluations"] = tuple(
-        Evaluation(e["step"], {name: (pair[0], pair[1]) for name, pair in e["metrics"].items()})
-        for e in data["evaluations"]
+        Evaluation(e["step"], {name: (pair[0], pair[1]) for name, pair in e["metrics"].items()}) for e in data["evaluations"]
     )
     fields["digests"] = tuple(data["digests"])
     fields["meters"] = tuple(data["meters"])

@@ -1,4 +1,4 @@
-"""Sparse embeddings over ranks: their gradients are averaged row by row, where DDP fails on a table that a step left untouched."""
+"""Sparse embeddings over ranks: gradients are averaged row by row, where DDP fails on a table that a step left untouched."""
 
 from __future__ import annotations
 

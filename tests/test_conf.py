@@ -94,12 +94,20 @@ def test_help_shows_values_groups_and_what_they_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run_py("--help", "recipe=transformer", "steps=7")
     assert done.returncode == 0
-    for text in ("How ranks start", "steps=7", "optimizer steps; null: count epochs", "recipe.width=64", "launcher: inline, launch"):
+    for text in (
+        "How ranks start",
+        "steps=7",
+        "optimizer steps; null: count epochs",
+        "recipe.width=64",
+        "launcher: inline, launch",
+    ):
         assert text in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("flags", [["--cfg", "job"], ["--info", "defaults"], ["--hydra-help"], ["--cfg", "hydra", "-p", "hydra.launcher"]])
+@pytest.mark.parametrize(
+    "flags", [["--cfg", "job"], ["--info", "defaults"], ["--hydra-help"], ["--cfg", "hydra", "-p", "hydra.launcher"]]
+)
 def test_hydras_own_flags_work(flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run_py(*flags)

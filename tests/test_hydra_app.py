@@ -59,7 +59,7 @@ def content(config):
     return repr(sorted(plain.items(), key=lambda item: item[0]))
 '''
 
-PROBE = '''
+PROBE = """
 import dataclasses, json, logging, os, sys, time
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -110,9 +110,9 @@ def deeper(x):
 if __name__ == "__main__":
     OmegaConf.register_new_resolver("twice", lambda number: 2 * number)
     main()
-'''
+"""
 
-CONFIG = '''
+CONFIG = """
 x: 0
 folder: ???
 here: ${hydra:runtime.output_dir}
@@ -126,7 +126,7 @@ hydra:
   job: {name: probe, chdir: true, env_set: {FROM_JOB: "job ${x}"}, env_copy: [COPIED]}
   verbose: x
   callbacks: {keep: {_target_: local_module.Keep, folder: "${folder}"}}
-'''
+"""
 
 TRICKY = ['msg="a, b=c {x} [y] # $HOME & \\"q\\""', '+l=[1,"2",null]', '+e=""', "~drop"]
 
@@ -359,7 +359,7 @@ def can_unshare() -> bool:
 @pytest.mark.skipif(not can_unshare(), reason="needs the right to make a network namespace")
 @pytest.mark.parametrize("method", ["spawn", "launch", "torchrun"])
 def test_loopback_is_network_enough(method: str, tmp_path: Path) -> None:
-    prepare = "ip link set lo up; hostname no.such.host.invalid; echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; exec \"$@\""
+    prepare = 'ip link set lo up; hostname no.such.host.invalid; echo 1 > /proc/sys/net/ipv6/conf/all/disable_ipv6; exec "$@"'
     done = run(
         tmp_path,
         small(tmp_path, REDUCE),

@@ -28,11 +28,24 @@ PARENT_SIDE = [
 ]
 
 BELOW_THE_TORCH_LINE = {
-    *("audit", "backend", "batchnorm", "capture", "checkpoint", "digest", "evaluate", "gradients", "group", "loader", "parallel", "recipe"),
+    *(
+        "audit",
+        "backend",
+        "batchnorm",
+        "capture",
+        "checkpoint",
+        "digest",
+        "evaluate",
+        "gradients",
+        "group",
+        "loader",
+        "parallel",
+        "recipe",
+    ),
     *("replay", "seeds", "sparse", "state", "train", "trainer", "verify"),
     *(f"faults.{path.stem}" for path in (ROOT / "harness" / "faults").glob("*.py") if path.stem not in ("__init__", "table")),
 }
-"""Modules that import torch when they are imported; only modules of this set, and rank programs inside functions, import them."""
+"""Modules that import torch when they are imported; only these, and rank programs inside functions, import them."""
 
 LAYERS = [
     {"errors", "rundir"},
@@ -93,7 +106,9 @@ def test_nothing_above_the_torch_line_imports_from_below_it(name):
 
 @pytest.mark.parametrize("name", sorted(BELOW_THE_TORCH_LINE & set(modules())))
 def test_ranks_know_nothing_of_launchers_and_reports(name):
-    assert not {found for found in imports_of(modules()[name]) if found.startswith(("launchers", "report", "sweep", "hydra_jobs"))}
+    assert not {
+        found for found in imports_of(modules()[name]) if found.startswith(("launchers", "report", "sweep", "hydra_jobs"))
+    }
 
 
 def test_the_foundation_is_layered():

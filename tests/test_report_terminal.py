@@ -145,8 +145,7 @@ def test_the_last_lines_say_how_to_go_on(tmp_path, monkeypatch):
     (folder / "0" / "x" / "events.out.tfevents.1").touch()
     lines = texts(four_jobs(str(folder)), 200)
     assert lines[-1] == (
-        "Repeat without training: python -m harness.compare outputs/2026-11-30/04-34-01"
-        "      Look: tensorboard --logdir outputs"
+        "Repeat without training: python -m harness.compare outputs/2026-11-30/04-34-01      Look: tensorboard --logdir outputs"
     )
 
 
