@@ -188,6 +188,7 @@ def test_a_sweep_against_an_earlier_one(tmp_path, capsys):
     assert main([str(today), "--baseline", str(yesterday), "--table-only"]) == 0
     out = capsys.readouterr().out
     assert out.count("step before") == out.count("arithmetic identical") == 4
+    assert "The machine was disturbed during baseline and job 0" in out
 
 
 def test_what_became_slower_is_seen():

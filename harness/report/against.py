@@ -123,6 +123,7 @@ def machine_notes(baseline: SweepReport, sweep: SweepReport) -> list[str]:
 
 
 def _notes(pairs: list[Pair]) -> list[str]:
+    disturbed = tables.disturbed(dataclasses.replace(pair.job, speed=pair.speed) for pair in pairs)
     counts = {pair.speed.pairs for pair in pairs if pair.speed is not None}
     single = ["* No claim of speed: one launch each says nothing beyond its own spread."] if 1 in counts else []
     several = (
@@ -130,7 +131,7 @@ def _notes(pairs: list[Pair]) -> list[str]:
         if max(counts, default=0) > 1
         else []
     )
-    return single + several
+    return disturbed + single + several
 
 
 def against_table(comparison: Against, short: bool = False) -> Table:

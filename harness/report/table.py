@@ -317,9 +317,10 @@ def disturbed(jobs: Iterable[JobReport]) -> list[str]:
     found = [reason for job in jobs if job.speed for pair in job.speed.contaminated.values() for reason in pair]
     if not found:
         return []
-    arms = dict.fromkeys(reason.partition(":")[0].removeprefix("job ") for reason in found)
-    named = ranges([int(arm) for arm in arms]) if all(arm.isdigit() for arm in arms) else ", ".join(arms)
-    return [f"The machine was disturbed during job {named} (such as {found[0]}): speeds that rest on that are not compared."]
+    arms = dict.fromkeys(reason.partition(":")[0] for reason in found)
+    numbers = [arm.removeprefix("job ") for arm in arms]
+    named = f"job {ranges([int(n) for n in numbers])}" if all(n.isdigit() for n in numbers) else " and ".join(arms)
+    return [f"The machine was disturbed during {named} (such as {found[0]}): speeds that rest on that are not compared."]
 
 
 def _why_red(job: JobReport) -> str:
