@@ -36,7 +36,7 @@ class PluginConf:
     train: Any = setting(None, "settings of harness's own training loop; null for anybody else's task")
     choices: Any = setting(None, "name of a column -> chosen option, for the tables")
     pairs: int = setting(0, "launches of each job for a claim of speed; 0: one launch, no claim")
-    aa: bool = setting(False, "with pairs: launch a job against itself too")
+    aa: bool = setting(False, "with pairs: launch twice as often, and hold each job against itself too")
     report: Any = setting(None, "what shows the results; null: failures, and a short table")
 
 
@@ -65,7 +65,9 @@ class CompareConf:
     tier: str = MISSING
     on_mismatch: str = setting("stop", "stop: a red check ends the job; warn: it goes on")
     pairs: int = setting(0, "launches of each job for a claim of speed, where jobs differ only in how ranks start; 4, 10, 20")
-    aa: bool = setting(False, "with pairs: launch a job against itself too, to see what this machine can tell apart")
+    aa: bool = setting(
+        False, "with pairs: launch twice as often and hold each job against itself too, to see what can be told apart"
+    )
 
 
 @dataclass

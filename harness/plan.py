@@ -135,11 +135,13 @@ class Trial:
         order: Among all launches of the comparison, from 0.
         pair: The pair that it belongs to.
         replaces: The disturbed pair that this one repeats; None for a first attempt.
+        aa: Whether a job's launches are to be compared among themselves too.
     """
 
     order: int
     pair: int
     replaces: int | None = None
+    aa: bool = False
 
 
 @dataclass(frozen=True)

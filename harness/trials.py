@@ -34,7 +34,7 @@ def groups(reports: Sequence[JobReport], aa: bool) -> list[list[JobReport]]:
     return [group for group in found if len(group) > 1 or aa]
 
 
-def run_trials(group: Sequence[JobReport], pairs: int, machine: Mapping[str, str]) -> Iterator[JobReport]:
+def run_trials(group: Sequence[JobReport], pairs: int, machine: Mapping[str, str], aa: bool = False) -> Iterator[JobReport]:
     """Launch the jobs of a group in turn; yield each with one trial more, after it has ended.
 
     The jobs' own runs were the pilot. A launch that other processes disturbed has its pair repeated, twice at most over the
@@ -42,25 +42,26 @@ def run_trials(group: Sequence[JobReport], pairs: int, machine: Mapping[str, str
 
     Args:
         pairs: How often each job is launched.
+        aa: Whether each is compared with itself too, in as many pairs: it is then launched twice as often.
     """
     by_arm = {f"job {report.plan.job}": report for report in group}
     seed = group[0].plan.train.seed if group[0].plan.train else 0
-    slots = schedule(pairs, seed, list(by_arm), pilot=False)
+    slots = schedule(2 * pairs if aa else pairs, seed, list(by_arm), pilot=False)
     waiting = list(slots)
     while waiting:
         for slot in waiting:
             report = by_arm[slot.arm]
-            by_arm[slot.arm] = report = dataclasses.replace(report, trials=(*report.trials, _launch(report, slot)))
+            by_arm[slot.arm] = report = dataclasses.replace(report, trials=(*report.trials, _launch(report, slot, aa)))
             yield report
         waiting = repeats(slots, [launch for one in by_arm.values() for launch in trials_of(one, machine)])
         slots += waiting
 
 
-def _launch(report: JobReport, slot: Slot) -> tuple[RunPlan, RunResult]:
+def _launch(report: JobReport, slot: Slot, aa: bool) -> tuple[RunPlan, RunResult]:
     assert report.plan.train is not None
     assert slot.pair is not None
     train = dataclasses.replace(report.plan.train, compare="off", checkpoint_every=0)
-    plan = dataclasses.replace(report.plan, train=train, trial=Trial(slot.order, slot.pair, slot.replaces))
+    plan = dataclasses.replace(report.plan, train=train, trial=Trial(slot.order, slot.pair, slot.replaces, aa))
     run = RunDir(report.folder).trial(slot.order)
     run.path.mkdir(parents=True, exist_ok=True)
     if RunDir(report.folder).config.exists():

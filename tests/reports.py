@@ -38,7 +38,7 @@ def steps(rank, nprocs, num=12, base_s=0.01, seed=0, first=0):
 
 
 def result_of(nprocs, num=12, base_s=0.01, seed=0):
-    marks = {"code entered": 98.5, "torch imported": 99.0, "group ready": 99.2, "data ready": 99.5, "DDP built": 99.8}
+    marks = {"code entered": 98.5, "torch imported": 99.0, "group ready": 99.2, "data and model": 99.5, "DDP built": 99.8}
     digests = ({"done": num, "parameters": f"p{nprocs}"},)
     evaluation = Evaluation(num - 1, {"loss": (20.0, 100.0), "accuracy": (90.0, 100.0)})
     common = {"marks": marks, "facts": {"num_steps": num}, "evaluations": (evaluation,), "digests": digests, "status": "ok"}
@@ -76,14 +76,16 @@ def four_jobs(folder="/tmp/outputs/2026-11-30/04-34-01"):
     return sweep_report(folder, [job_of(n, method, nprocs, folder=f"{folder}/{n}") for n, method, nprocs in made], MACHINE)
 
 
-def with_trials(job, factor, pairs=6):
-    """Return the job with several launches, each ``factor`` times as long as usual, with little noise."""
+def with_trials(job, factor, pairs=6, start_s=0.0, aa=False):
+    """Return the job with several launches, each ``factor`` times as long as usual, with little noise; ``start_s`` later."""
     rng = random.Random(job.plan.job)
     trials = []
     for pair in range(pairs):
         base_s = 0.01 * factor * (1 + 0.002 * rng.random())
-        plan = dataclasses.replace(job.plan, trial=Trial(2 * pair + job.plan.job % 2, pair))
-        trials.append((plan, result_of(job.plan.nprocs, base_s=base_s, seed=pair)))
+        plan = dataclasses.replace(job.plan, trial=Trial(2 * pair + job.plan.job % 2, pair, aa=aa))
+        result = result_of(job.plan.nprocs, base_s=base_s, seed=pair)
+        marks = {**result.marks, "called": result.marks["called"] - start_s}
+        trials.append((plan, dataclasses.replace(result, marks=marks)))
     return dataclasses.replace(job, trials=tuple(trials))
 
 

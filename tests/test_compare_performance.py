@@ -525,9 +525,9 @@ def test_phases_end_at_their_marks_in_order() -> None:
     marks = {name: 100.0 + i * i for i, name in enumerate(phases.PHASES)}
     found = phases.phases(dict(reversed(marks.items())))
     assert [part.phase for part in found] == list(phases.PHASES)[1:]
-    assert [part.seconds for part in found] == [2 * i + 1 for i in range(12)]
-    assert [part.owner for part in found] == ["launcher"] * 4 + ["framework"] * 7 + ["launcher"]
-    assert sum(phases.by_owner(found).values()) == 144.0
+    assert [part.seconds for part in found] == [2 * i + 1 for i in range(15)]
+    assert [part.owner for part in found] == ["launcher"] * 5 + ["framework"] * 9 + ["launcher"]
+    assert sum(phases.by_owner(found).values()) == 225.0
 
 
 def test_a_missing_mark_joins_its_phase_to_the_next() -> None:

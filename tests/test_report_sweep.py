@@ -111,6 +111,13 @@ def test_one_bit_is_a_difference():
     assert sweep_report("f", jobs, MACHINE).jobs[1].identical_to is None
 
 
+def test_the_proof_is_no_part_of_starting():
+    job = four_jobs("f").jobs[2]
+    ranks = [dataclasses.replace(r, marks={**r.marks, "verified": 99.5 + 0.1 * (1 + r.rank)}) for r in job.result.ranks]
+    proved = dataclasses.replace(job, result=dataclasses.replace(job.result, ranks=tuple(ranks)))
+    assert launch_of(proved, MACHINE).start_s == pytest.approx(launch_of(job, MACHINE).start_s - 0.2)
+
+
 def test_a_run_as_numbers_to_compare():
     job = four_jobs("f").jobs[2]
     launch = launch_of(job, MACHINE)

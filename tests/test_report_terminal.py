@@ -103,6 +103,27 @@ def test_several_launches_claim_what_their_interval_allows():
     assert tables.speed_cell(same.jobs[1]) == "equivalent +-10%"
 
 
+def test_start_up_is_claimed_beside_the_speed_and_how_sure_that_is():
+    jobs = [with_trials(job_of(0, "spawn", 2), 1.0), with_trials(job_of(1, "launch", 2), 1.0, start_s=3.0)]
+    sweep = sweep_report("f", jobs, MACHINE)
+    table = tables.sweep_table(sweep)
+    assert table.column("start") == ["baseline", "2.49x slower"]
+    assert table.column("speed") == ["baseline", "equivalent +-10%"]
+    assert "job 1, first step: 2.49x slower (95 % interval 2.49 to 2.49, 6 pairs)." in tables.notes(sweep)
+    assert "start" not in tables.sweep_table(four_jobs("f")).columns
+    unknown = dataclasses.replace(sweep.jobs[1], start=None)
+    assert tables.start_cell(unknown) == ""
+
+
+def test_a_job_held_against_itself_tells_what_the_machine_can_tell_apart():
+    said = [
+        line for line in tables.notes(sweep_report("f", [with_trials(job_of(0), 1.0, aa=True)], MACHINE)) if "itself" in line
+    ]
+    assert [line.partition(":")[0] for line in said] == ["job 0 against itself, step", "job 0 against itself, first step"]
+    assert "this machine tells ratios from 1.0" in said[0] and said[0].endswith("3 pairs.")
+    assert not any("itself" in line for line in tables.notes(sweep_report("f", [with_trials(job_of(0), 1.0)], MACHINE)))
+
+
 def test_a_table_of_one_job_has_no_column_for_speed():
     assert "speed" not in tables.sweep_table(sweep_report("f", [job_of(0)], MACHINE)).columns
 

@@ -300,11 +300,13 @@ class Resolution:
     """What a launcher compared with itself shows about the machine.
 
     Attributes:
+        quantity: ``throughput`` or ``start``.
         ratio: The smallest ratio that as many pairs find with 80 % probability (95 % level).
         apparent: The ratio found between equals; its interval should hold 1.
         biased: True where it does not, so that ratios up to the apparent one mean nothing.
     """
 
+    quantity: Quantity
     ratio: float
     apparent: stats.PairedRatio
     biased: bool
@@ -329,11 +331,11 @@ def resolution(launches: Sequence[Launch], quantity: Quantity = "throughput", po
     inner, df = stats.location_interval(logs), len(logs) - 1
     share = stats.student_t_quantile(power, df) / stats.student_t_quantile(0.975, df)
     smallest = math.exp((inner.high - inner.low) / 2 * (1 + share))
-    return _resolution(smallest, stats.paired_ratio(logs), not inner.contains(0.0))
+    return _resolution(quantity, smallest, stats.paired_ratio(logs), not inner.contains(0.0))
 
 
-def _resolution(smallest: float, apparent: stats.PairedRatio, biased: bool) -> Resolution:
+def _resolution(quantity: Quantity, smallest: float, apparent: stats.PairedRatio, biased: bool) -> Resolution:
     sentence = f"this machine tells ratios from {_times(smallest)} apart with {apparent.pairs} pairs"
     if biased:
         sentence += f"; but a launcher differs from itself by {_times(apparent.ratio)}: smaller ratios mean nothing"
-    return Resolution(smallest, apparent, biased, sentence)
+    return Resolution(quantity, smallest, apparent, biased, sentence)

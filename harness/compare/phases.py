@@ -13,15 +13,18 @@ PHASES: Mapping[str, Owner] = {
     "called": "launcher",
     "process exists": "launcher",
     "code entered": "launcher",
+    "task loaded": "launcher",
     "torch imported": "launcher",
     "lazy imports done": "launcher",
     "group ready": "framework",
     "data and model": "framework",
+    "verified": "framework",
+    "audited": "framework",
     "DDP built": "framework",
     "first step": "framework",
     "warm": "framework",
     "last step": "framework",
-    "group destroyed": "framework",
+    "finished": "framework",
     "returned": "launcher",
 }
 """The marks in order; each ends the phase of its name. The owner is who decides how long that phase takes.
@@ -29,6 +32,9 @@ PHASES: Mapping[str, Owner] = {
 Imports are the launcher's: one that preloads does this work before a process exists, one with fresh interpreters in
 every rank. Whichever phase it falls into, its owner must be the same, or preloading would look like a faster framework.
 """
+
+PROOF = ("verified", "audited")
+"""Phases that are no part of starting: they are left out where starts are compared."""
 
 
 @dataclass(frozen=True)

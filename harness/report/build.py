@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.compare.chains import differences
 from harness.compare.launches import Launch
-from harness.compare.performance import PerformanceVerdict, compare
+from harness.compare.performance import MARGINS, PerformanceVerdict, Resolution, compare, resolution
+from harness.compare.phases import PROOF, phases
 from harness.errors import NotComparable
 from harness.record import RankResult
+from harness.report.marks import marks_of
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import first_step_s, step_times
 
@@ -42,10 +44,12 @@ def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str,
         job = dataclasses.replace(job, identical_to=_twin(job, before))
     if job.baseline is not None or not step_times(job):
         return job
+    job = dataclasses.replace(job, resolutions=tuple(_resolutions(job, machine)))
     base = next((one for one in before if one.baseline == one.plan.job and work(one) == work(job)), None)
     if base is None:
         return dataclasses.replace(job, baseline=job.plan.job)
-    return dataclasses.replace(job, baseline=base.plan.job, speed=_speed(base, job, machine))
+    speed, start = _speed(base, job, machine), _start(base, job, machine)
+    return dataclasses.replace(job, baseline=base.plan.job, speed=speed, start=start)
 
 
 def work(job: JobReport) -> dict[str, Any]:
@@ -55,12 +59,33 @@ def work(job: JobReport) -> dict[str, Any]:
 
 
 def _speed(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> PerformanceVerdict | None:
-    paired = bool(base.trials and job.trials) and not differences(base.plan, job.plan)
+    paired = _paired(base, job)
     mine, theirs = (trials_of(one, machine) if paired else [launch_of(one, machine)] for one in (job, base))
     try:
         return compare(theirs, mine, varied=() if paired else ("nprocs", "threads"))
     except NotComparable:
         return None
+
+
+def _start(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> PerformanceVerdict | None:
+    """Return which of two jobs starts faster; None without several launches of both: one says nothing of start-up."""
+    if not _paired(base, job):
+        return None
+    try:
+        return compare(trials_of(base, machine), trials_of(job, machine), "start")
+    except NotComparable:
+        return None
+
+
+def _paired(base: JobReport, job: JobReport) -> bool:
+    return bool(base.trials and job.trials) and not differences(base.plan, job.plan)
+
+
+def _resolutions(job: JobReport, machine: Mapping[str, str]) -> Iterator[Resolution]:
+    """Yield what the launches of one job, held against each other, show of the machine, if that was asked for."""
+    launches = trials_of(job, machine)
+    if launches and all(plan.trial and plan.trial.aa for plan, _ in job.trials):
+        yield from filter(None, (resolution(launches, quantity) for quantity in MARGINS))
 
 
 def trials_of(job: JobReport, machine: Mapping[str, str]) -> list[Launch]:
@@ -79,7 +104,7 @@ def launch_of(job: JobReport, machine: Mapping[str, str]) -> Launch:
         arm=f"job {job.plan.job}",
         order=job.plan.trial.order if job.plan.trial else job.plan.job,
         pair=job.plan.trial.pair if job.plan.trial else 0,
-        start_s=first_step_s(job),
+        start_s=first_step_s(job) - _proof_s(job),
         step_s=tuple(step_times(job)),
         samples_per_step=job.plan.train.global_batch_size,
         nprocs=job.plan.nprocs,
@@ -94,6 +119,12 @@ def launch_of(job: JobReport, machine: Mapping[str, str]) -> Launch:
         major_faults=int(_largest(windows, "major_faults") or 0),
         involuntary_switches=int(_largest(windows, "involuntary_switches") or 0),
     )
+
+
+def _proof_s(job: JobReport) -> float:
+    """Return the seconds of start-up that the proof took, of the slowest rank."""
+    parts = [[p.seconds for p in phases(marks_of(job, rank)) if p.phase in PROOF] for rank in job.result.ranks]
+    return max((sum(seconds) for seconds in parts), default=0.0)
 
 
 def _window(rank: RankResult) -> dict[str, float]:

@@ -10,16 +10,16 @@ from harness.compare.phases import PHASES, Phase, phases
 from harness.record import RankResult
 from harness.report.sweep_report import JobReport
 
-NAMES = {"data ready": "data and model", "met": "group destroyed"}
-"""Marks of a rank under the names that phases have."""
+OF_PARENT = {"called": "called", "process exists": "started", "returned": "returned"}
+"""Phase -> the parent's mark at its end."""
 
 LAST_OF_START = "first step"
 
 
 def marks_of(job: JobReport, rank: RankResult) -> dict[str, float]:
     """Return the marks of one rank with those of its parent and its steps, as far as they name a phase."""
-    marks = {NAMES.get(name, name): at for name, at in rank.marks.items()}
-    marks |= {name: job.result.marks[name] for name in ("called", "returned") if name in job.result.marks}
+    marks = dict(rank.marks)
+    marks |= {name: job.result.marks[mark] for name, mark in OF_PARENT.items() if mark in job.result.marks}
     if rank.steps:
         marks |= {"first step": rank.steps[0].t, "last step": rank.steps[-1].t}
     return {name: at for name, at in marks.items() if name in PHASES}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from harness.compare.correctness import Verdict
-from harness.compare.performance import PerformanceVerdict
+from harness.compare.performance import PerformanceVerdict, Resolution
 from harness.plan import RunPlan
 from harness.record import RunResult
 
@@ -23,7 +23,9 @@ class JobReport:
         identical_to: Number of the job whose digests are these, bit for bit; None without one.
         baseline: Number of the job that its speed is compared with; its own number for a baseline.
         speed: None for a baseline, and where nothing was compared.
+        start: The same for the time from the call to the first step, where both were launched in pairs.
         trials: Plan and result of each further launch, made to compare launchers.
+        resolutions: What the job, held against itself, shows of the machine; empty unless that was asked for.
     """
 
     plan: RunPlan
@@ -35,7 +37,9 @@ class JobReport:
     identical_to: int | None = None
     baseline: int | None = None
     speed: PerformanceVerdict | None = None
+    start: PerformanceVerdict | None = None
     trials: tuple[tuple[RunPlan, RunResult], ...] = ()
+    resolutions: tuple[Resolution, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -187,6 +187,13 @@ def speed_cell(job: JobReport, short: bool = False) -> str:
     return ratio_cell(job.speed, short)
 
 
+def start_cell(job: JobReport) -> str:
+    """Return what is claimed of a job's start-up; from one launch each, nothing."""
+    if job.result.status != "ok" or job.baseline == job.plan.job:
+        return speed_cell(job)
+    return job.start.label if job.start is not None else ""
+
+
 def ratio_cell(speed: PerformanceVerdict | None, short: bool = False) -> str:
     """Return a verdict on speed for a cell."""
     if speed is None:
@@ -247,13 +254,14 @@ def sweep_table(sweep: SweepReport, short: bool = False) -> Table:
     places = 0 if max((r for r in rates if not math.isnan(r)), default=0) >= 100 else 1
     columns += [
         ("first step", True, in_unit([typical_first_step_s(job) for job in jobs], 1.0, "s")),
+        ("start", True, [start_cell(job) for job in jobs]),
         ("step", True, step_cells(jobs)),
         ("samples/s", True, ["" if math.isnan(rate) else grouped(rate, places) for rate in rates]),
         ("speed", True, [speed_cell(job, short) for job in jobs]),
         ("verified", False, [verified_cell(job) for job in jobs]),
     ]
-    table = _table(columns, jobs)
-    return table if any(job.speed is not None for job in jobs) else table.without("speed")
+    empty = {"start": all(job.start is None for job in jobs), "speed": all(job.speed is None for job in jobs)}
+    return _table(columns, jobs).without(*(name for name, is_empty in empty.items() if is_empty))
 
 
 def any_table(sweep: SweepReport) -> Table:
@@ -298,7 +306,7 @@ def _is_number(text: str) -> bool:
 
 def notes(sweep: SweepReport) -> list[str]:
     """Return what a reader must know beside the table, a sentence each."""
-    found = [f"job {job.plan.job}: {sentence}." for job in sweep.jobs for sentence in _undecided(job)]
+    found = [f"{said}." for job in sweep.jobs for said in (*_undecided(job), *_start_said(job), *_resolved(job))]
     found += disturbed(sweep.jobs)
     if any(job.speed is not None and job.speed.pairs == 1 for job in sweep.jobs):
         found.append("* No claim of speed: one launch per job says nothing beyond its own spread.")
@@ -309,7 +317,18 @@ def _undecided(job: JobReport) -> tuple[str, ...]:
     """Return why a comparison of several launches came to nothing."""
     if job.speed is None or job.speed.pairs < 2 or job.speed.verdict != "inconclusive":
         return ()
-    return job.speed.sentences[:1]
+    return (f"job {job.plan.job}: {job.speed.sentences[0]}",)
+
+
+def _start_said(job: JobReport) -> tuple[str, ...]:
+    """Return how sure the verdict on start-up is."""
+    return (f"job {job.plan.job}, first step: {job.start.sentences[0]}",) if job.start is not None else ()
+
+
+def _resolved(job: JobReport) -> list[str]:
+    """Return what a job that was held against itself says of the machine."""
+    names = {"throughput": "step", "start": "first step"}
+    return [f"job {job.plan.job} against itself, {names[one.quantity]}: {one.sentence}" for one in job.resolutions]
 
 
 def disturbed(jobs: Iterable[JobReport]) -> list[str]:

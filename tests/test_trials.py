@@ -1,0 +1,114 @@
+"""Which jobs are launched again, in what order, and which pairs are repeated; nothing is started."""
+
+import dataclasses
+
+import pytest
+
+from harness import trials
+from harness.compare.order import EXTRA_PAIRS
+from harness.plan import RunPlan
+from harness.rundir import RunDir
+from tests.reports import MACHINE, failed_result, job_of, result_of
+
+
+class Launched(list):
+    """Plans that were launched; ``results`` says what comes of launch number n."""
+
+    def __init__(self):
+        super().__init__()
+        self.results = {}
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Stand in for :func:`run_job`."""
+    made = Launched()
+
+    def run_job(plan, run):
+        plan.write(run)
+        made.append(plan)
+        return made.results.get(len(made) - 1) or result_of(plan.nprocs)
+
+    monkeypatch.setattr(trials, "run_job", run_job)
+    return made
+
+
+def pair_of_jobs(folder):
+    return [job_of(0, "spawn", folder=f"{folder}/0", compare="quick"), job_of(1, "launch", folder=f"{folder}/1", compare="off")]
+
+
+def made(group, pairs=4, aa=False):
+    """Return what the jobs of a group are in the end."""
+    return list({one.plan.job: one for one in trials.run_trials(group, pairs, MACHINE, aa)}.values())
+
+
+def disturbed(nprocs=1):
+    """Return a run in which a page had to be read from the disk."""
+    result = result_of(nprocs)
+    at = {"t": 100.0, "run_delay_s": None, "pressure_s": None, "throttled": 0, "involuntary_switches": 0}
+    meters = ({**at, "name": "warm", "major_faults": 0}, {**at, "t": 100.1, "name": "last step", "major_faults": 3})
+    return dataclasses.replace(result, ranks=tuple(dataclasses.replace(rank, meters=meters) for rank in result.ranks))
+
+
+def numbers(groups):
+    return [[one.plan.job for one in group] for group in groups]
+
+
+def test_jobs_that_differ_only_in_how_they_start_make_a_group():
+    jobs = [job_of(0), job_of(1, "launch"), job_of(2, nprocs=2), job_of(3, "launch", 2), job_of(4, seed=7), job_of(5, "launch")]
+    assert numbers(trials.groups(jobs, aa=False)) == [[0, 1, 5], [2, 3]]
+
+
+def test_a_job_without_a_counterpart_is_launched_against_itself_where_that_is_asked_for():
+    assert numbers(trials.groups([job_of(0), job_of(1, seed=7)], aa=True)) == [[0], [1]]
+
+
+def test_failed_jobs_and_foreign_apps_are_not_launched_again():
+    foreign = dataclasses.replace(job_of(1), plan=dataclasses.replace(job_of(1).plan, train=None))
+    assert numbers(trials.groups([job_of(0, result=failed_result()), foreign, job_of(2)], aa=True)) == [[2]]
+
+
+def test_launches_come_in_abba_order_unverified_in_folders_of_their_own(launched, tmp_path):
+    jobs = made(pair_of_jobs(tmp_path))
+    order = [plan.job for plan in launched]
+    assert order in ([0, 1, 1, 0, 0, 1, 1, 0], [1, 0, 0, 1, 1, 0, 0, 1])
+    assert [(plan.trial.order, plan.trial.pair) for plan in launched] == [(n, n // 2) for n in range(8)]
+    assert {(plan.train.compare, plan.train.checkpoint_every) for plan in launched} == {("off", 0)}
+    assert [len(job.trials) for job in jobs] == [4, 4]
+    assert RunPlan.read(RunDir(tmp_path / str(order[3])).trial(3)) == launched[3]
+
+
+def test_the_configuration_goes_with_each_launch(launched, tmp_path):
+    group = pair_of_jobs(tmp_path)
+    RunDir(group[0].folder).path.mkdir()
+    RunDir(group[0].folder).config.write_bytes(b"config")
+    made(group, pairs=1)
+    order = next(plan.trial.order for plan in launched if plan.job == 0)
+    assert RunDir(group[0].folder).trial(order).config.read_bytes() == b"config"
+
+
+def test_against_itself_each_job_is_launched_twice_as_often(launched, tmp_path):
+    (job,) = made(pair_of_jobs(tmp_path)[:1], pairs=3, aa=True)
+    assert len(job.trials) == len(launched) == 6
+    assert all(plan.trial.aa for plan in launched)
+
+
+def test_a_disturbed_pair_is_repeated_in_its_own_order_and_kept(launched, tmp_path):
+    launched.results = {2: disturbed()}
+    jobs = made(pair_of_jobs(tmp_path))
+    assert [plan.job for plan in launched[8:]] == [plan.job for plan in launched[2:4]]
+    assert [(p.trial.pair, p.trial.replaces) for p in launched[8:]] == [(4, 1), (4, 1)]
+    assert [len(job.trials) for job in jobs] == [5, 5]
+
+
+def test_repeats_end(launched, tmp_path):
+    launched.results = dict.fromkeys(range(100), disturbed())
+    made(pair_of_jobs(tmp_path))
+    assert len(launched) == 8 + 2 * EXTRA_PAIRS
+
+
+def test_a_launch_that_fails_is_kept_and_its_pair_repeated(launched, tmp_path):
+    launched.results = {0: failed_result(1)}
+    jobs = made(pair_of_jobs(tmp_path))
+    assert [p.trial.replaces for p in launched[8:]] == [0, 0]
+    assert sorted(result.status for job in jobs for _, result in job.trials).count("failed") == 1
