@@ -35,7 +35,7 @@ from harness.report.reporter import Reporters
 from harness.report.sweep_report import JobReport
 from harness.rundir import RunDir, write_whole
 from harness.sweep import Job, run_job
-from harness.task import describe_function, loading_main
+from harness.task import describe_function
 from harness.trials import groups, run_trials
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,6 @@ def launch(
 ) -> list[JobReturn]:
     """Run the jobs of one batch of a sweep; see :class:`hydra_plugins.harness_launcher.HarnessLauncher`."""
     setup_globals()
-    require_main_guard()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     before = HydraConfig.instance().cfg
     try:
@@ -85,17 +84,6 @@ def launch(
         raise
     finally:
         HydraConfig.instance().cfg = before
-
-
-def require_main_guard() -> None:
-    """Refuse to start ranks in a rank that is loading the main script: it would go on without end.
-
-    Raises:
-        JobFailed: This process is such a rank.
-    """
-    path = loading_main()
-    if path is not None:
-        raise JobFailed(f'{path} calls its @hydra.main function whenever it is imported: put that under if __name__ == "__main__":')
 
 
 def compose(context: HydraContext, config: DictConfig, overrides: Sequence[str], number: int) -> Composed:

@@ -11,6 +11,7 @@ import runpy
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -82,7 +83,8 @@ def _run_hydra(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorde
 
     setup_globals()
     # The configuration may hold types that the main script defines, and resolvers that it registers.
-    load_main(plan.task)
+    with _no_app_starts():
+        load_main(plan.task)
     if plan.task.module not in ("", "__main__", "__mp_main__"):
         importlib.import_module(plan.task.module)
     configs = pickle.loads(run.config.read_bytes())
@@ -159,6 +161,22 @@ def load_main(task: Task) -> ModuleType:
     finally:
         _loading.pop()
     return module
+
+
+@contextmanager
+def _no_app_starts() -> Iterator[None]:
+    """Refuse to run a Hydra app while its main script is loaded: without a main guard, ranks would start ranks without end."""
+    main = sys.modules["hydra.main"]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConfigError(f'{loading_main()} runs its app when it is imported: put the call under if __name__ == "__main__":')
+
+    run = main._run_hydra
+    main._run_hydra = refuse  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        main._run_hydra = run  # type: ignore[attr-defined]
 
 
 def loading_main() -> str | None:

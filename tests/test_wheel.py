@@ -77,6 +77,7 @@ def test_it_trains_from_another_folder(installed, tmp_path, launcher):
 @pytest.mark.ranks
 def test_its_command_trains_too(installed, tmp_path):
     script = tmp_path / "harness"
-    script.write_text(f"#!{installed}\nimport sys\nfrom run import main\nsys.exit(main())\n")
+    # As pip writes it.
+    script.write_text(f"#!{installed}\nimport sys\nfrom run import main\nif __name__ == '__main__':\n    sys.exit(main())\n")
     said = run(installed, script, "backend=gloo", "nprocs=2", "steps=2", "threads=1", "compare=off", cwd=tmp_path)
     assert "step 2 of 2" in said
