@@ -385,12 +385,9 @@ def test_app_of_the_examples(tmp_path: Path) -> None:
     assert all(f"[rank {rank}] rank {rank} of 2" in done.stdout for rank in (0, 1))
 
 
-@pytest.mark.ranks
-def test_an_app_without_a_main_guard_does_not_start_ranks_without_end(tmp_path):
-    (tmp_path / "app.py").write_text(
-        "import hydra\n\n\n@hydra.main(version_base='1.3', config_path=None)\ndef main(cfg):\n    pass\n\n\nmain()\n"
-    )
-    overrides = ["hydra/launcher=harness", "hydra.launcher.nprocs=2", "hydra.launcher.method=launch", "-m"]
-    done = subprocess.run([sys.executable, "app.py", *overrides], cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_an_app_without_a_main_guard_does_not_start_ranks_without_end(tmp_path: Path) -> None:
+    decorator = "@hydra.main(version_base='1.3', config_path=None)"
+    (tmp_path / "app.py").write_text(f"import hydra\n\n\n{decorator}\ndef main(cfg):\n    pass\n\n\nmain()\n")
+    done = run(tmp_path, "app.py", *with_launcher("launch"))
     assert done.returncode == 1
     assert 'runs its app when it is imported: put the call under if __name__ == "__main__":' in done.stderr
