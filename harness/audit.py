@@ -1,7 +1,7 @@
 """The audit: faults are injected into these ranks, one after another, and each time the verification is run again.
 
-Whatever is red then was caught; so are correct runs verified, which must not be red. Beside it stands what older rules would have
-said, which train one process freely, and compare its losses and parameters with those of the ranks.
+Whatever is red then was caught; correct runs are verified too, and must not be red. Beside it stands what older rules would
+have said, which train one process freely, and compare its losses and parameters with those of the ranks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.compare.audit import CORRECT, Trial
-from harness.compare.correctness import judge
+from harness.compare.audit import CORRECT, Trial, audit_lines, audit_table
+from harness.compare.correctness import Verdict, judge
 from harness.compare.evidence import Evidence
 from harness.context import Rank
-from harness.errors import ConfigError
+from harness.errors import Mismatch
 from harness.faults import table
 from harness.faults.inject import seated, trainers
 from harness.faults.seams import DoesNotApply
@@ -30,6 +30,8 @@ from harness.gradients import clip_, gradient_values
 from harness.loader import collate_of, epoch_batches, to_device
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe, make_scheduler
+from harness.record import FORMAT
+from harness.rundir import write_json
 from harness.seeds import derive, seed_everything, seed_rank
 from harness.state import undisturbed_random
 from harness.trainer import DTYPES, Seat, Trainer
@@ -60,6 +62,9 @@ class Trials:
         recipe: Of the training.
         dataset: Its samples.
         seat: Of this process.
+
+    Attributes:
+        verdict: Of the last trial, on rank 0.
     """
 
     def __init__(self, rank: Rank, recipe: Recipe, dataset: Any, seat: Seat) -> None:
@@ -68,6 +73,7 @@ class Trials:
         self._dataset = dataset
         self._seat = seat
         self._alone: dict[str, Alone] = {}
+        self.verdict: Verdict | None = None
 
     def take(self, plan: TrainPlan) -> Trial | None:
         """Verify the training of ``plan``, with its fault; return what came of it on rank 0, None elsewhere.
@@ -93,11 +99,11 @@ class Trials:
 
             evidence = Verification(self._rank, plan, kept, seat).run()
         trial = self._trial(plan, evidence, made[0]) if self._seat.rank == 0 else None
-        return trial, bool(self._tell(trial is not None and trial.fired is not None))
+        return trial, self.tell(trial is not None and trial.fired is not None)
 
     def _trial(self, plan: TrainPlan, evidence: Evidence | None, trainer: Trainer) -> Trial:
         assert evidence is not None
-        verdict = judge(evidence)
+        self.verdict = verdict = judge(evidence)
         alone = self._one_process(plan, len(evidence["steps"]))
         losses = [step["loss"]["reported"] for step in evidence["steps"]]
         return Trial(
@@ -106,6 +112,7 @@ class Trials:
             fired=verdict.failed.name if verdict.failed else None,
             loss_error=max(_relative(mine, other) for mine, other in zip(losses, alone.losses, strict=True)),
             parameters_close=_are_close(dict(trainer.model.named_parameters()), alone.parameters),
+            rungs={rung.name: rung.status for rung in verdict.rungs},
         )
 
     def _one_process(self, plan: TrainPlan, steps: int) -> Alone:
@@ -116,20 +123,38 @@ class Trials:
                 self._alone[key] = train_alone(plan, self._dataset, self._seat.device, steps)
         return self._alone[key]
 
-    def _tell(self, value: bool) -> Any:
+    def tell(self, value: bool) -> bool:
         """Return rank 0's value on all ranks."""
-        values = [value]
+        values: list[Any] = [value]
         if self._seat.world_size > 1:
             dist.broadcast_object_list(values, 0)
-        return values[0]
+        return bool(values[0])
 
 
-def audit(rank: Rank, plan: TrainPlan, trials: Trials, nprocs: int) -> tuple[list[Trial], dict[str, str]]:
-    """Inject every fault that applies, then verify correct runs of other seeds.
+def audit(rank: Rank, trials: Trials, seat: Seat) -> None:
+    """Inject every fault that applies, verify correct runs of other seeds, and write down and show what they came to.
 
-    Returns:
-        On rank 0 the trials, and fault -> why it does not apply; nothing elsewhere.
+    Raises:
+        Mismatch: A fault was missed by checks that ran, or a correct run was accused, and the plan is to stop then.
     """
+    plan = rank.plan.train
+    assert plan is not None
+    taken, left_out = _faulty(rank, plan, trials, seat.world_size)
+    for number in range(1, CORRECT_RUNS + 1):
+        taken.append(trials.take(dataclasses.replace(plan, seed=plan.seed + number)))
+        rank.record.event("trial", fault=CORRECT)
+    found = [trial for trial in taken if trial is not None]
+    data = {"format": FORMAT, "trials": [dataclasses.asdict(trial) for trial in found], "left_out": left_out}
+    wrong = [f"{row.fault}: {row.sentence()}" for row in audit_table(found) if not (row.is_right or row.unchecked)]
+    if seat.rank == 0:
+        write_json(rank.run.audit, data)
+        rank.record.log("INFO", "\n".join(["What the checks catch:", *audit_lines(data)]))
+    if trials.tell(bool(wrong)) and plan.on_mismatch == "stop":
+        raise Mismatch("The checks are wrong about this training. " + "; ".join(wrong), is_consequence=seat.rank != 0)
+
+
+def _faulty(rank: Rank, plan: TrainPlan, trials: Trials, nprocs: int) -> tuple[list[Trial | None], dict[str, str]]:
+    """Return a trial of each fault that applies, and fault -> why another does not."""
     taken: list[Trial | None] = []
     left_out: dict[str, str] = {}
     for name in FAULTS:
@@ -142,9 +167,8 @@ def audit(rank: Rank, plan: TrainPlan, trials: Trials, nprocs: int) -> tuple[lis
             reasons = [str(error)]
         if reasons:
             left_out[name] = reasons[0]
-        rank.record.mark(f"audited {name}")
-    taken += [trials.take(dataclasses.replace(plan, seed=plan.seed + number)) for number in range(CORRECT_RUNS)]
-    return [trial for trial in taken if trial is not None], left_out
+        rank.record.event("trial", fault=name)
+    return taken, left_out
 
 
 # --- older rules ---------------------------------------------------------------------------------------------------------
@@ -188,8 +212,8 @@ def _batches(recipe: Recipe, plan: TrainPlan, num_samples: int) -> Iterator[Sequ
 
 
 def _num_steps(recipe: Recipe, plan: TrainPlan, num_samples: int) -> int:
-    sizes = (len(epoch_batches(recipe, num_samples, plan.global_batch_size, plan.seed, epoch)) for epoch in range(plan.epochs or 0))
-    return sum(sizes)
+    epochs = range(plan.epochs or 0)
+    return sum(len(epoch_batches(recipe, num_samples, plan.global_batch_size, plan.seed, epoch)) for epoch in epochs)
 
 
 def _relative(mine: float, other: float) -> float:
@@ -204,6 +228,3 @@ def _are_close(mine: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     except AssertionError:
         return False
     return True
-
-
-__all__ = ["ConfigError", "Trials", "audit", "train_alone"]

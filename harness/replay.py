@@ -170,7 +170,9 @@ class Reference:
         optimizer = self._optimizer(state)
         parameters = dict(self.model.named_parameters())
         for name, gradient in reduced.items():
-            parameters[name].grad = None if gradient is None else gradient.clone()
+            # A row that is there twice is added up before it is scaled, as the run declares.
+            whole = gradient.coalesce() if gradient is not None and gradient.is_sparse else gradient
+            parameters[name].grad = None if whole is None else whole.clone()
         self._finish([p for p in parameters.values() if p.grad is not None], items)
         optimizer.step()
         moved = [name for name, p in parameters.items() if not torch.equal(p.detach(), state.model[name])]

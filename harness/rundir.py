@@ -66,6 +66,11 @@ class RunDir:
         """What the verification saw (JSON)."""
         return self.path / "evidence.json"
 
+    @property
+    def audit(self) -> Path:
+        """What injected faults and correct runs came to (JSON)."""
+        return self.path / "audit.json"
+
     def capture(self, rank: int) -> Path:
         """What ``rank`` captured of one step, on its way to rank 0."""
         return self.path / f".capture-{rank}.pt"

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from harness import checkpoint
+from harness.audit import Trials, audit
 from harness.compare import correctness
 from harness.context import Rank
 from harness.distributed import init_parallel_env
@@ -50,6 +51,9 @@ def _train(rank: Rank, plan: TrainPlan, seat: Seat) -> float:
     if plan.compare != "off":
         check(rank, make_trainer, seat)
         rank.record.mark("verified")
+    if plan.compare == "audit":
+        audit(rank, Trials(rank, recipe, dataset, seat), seat)
+        rank.record.mark("audited")
     trainer = make_trainer(plan)
     rank.record.mark("DDP built")
     rank.record.facts(**trainer.facts())

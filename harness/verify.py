@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -197,9 +198,7 @@ class Verification:
         step["movement"] = self._movement(first, state, moved)
         return step
 
-    def _replay(
-        self, ranks: list[Captured], state: TrainingState, reference: Reference
-    ) -> tuple[list[Replayed] | None, str]:
+    def _replay(self, ranks: list[Captured], state: TrainingState, reference: Reference) -> tuple[list[Replayed] | None, str]:
         self._random_data = reference.draws_random(0) and self._plan.num_workers > 0
         if self._plan.sync_bn and reference.batch_norms and self._seat.world_size > 1:
             return None, "synchronised BatchNorm makes a shard's gradient depend on the other shards"
@@ -292,7 +291,8 @@ class Verification:
         """Compare the ranks' gradient with the whole batch's, dropout being off, at the first two states."""
         trainer = self._make_trainer(plan)
         found = []
-        for number, (state, batch) in enumerate(zip(self._states[:2], self._batches[:2], strict=True)):
+        taken = list(zip(self._numbers, self._states, self._batches, strict=True))[:2]
+        for number, state, batch in [*taken, *((*taken[0][:2], batch) for batch in last_batch(trainer) if taken)]:
             state.restore(trainer.model)
             loss, gradients = self._gradient_of_ranks(trainer, batch)
             if self._seat.rank == 0:
@@ -413,6 +413,15 @@ def read_evidence(path: str | None) -> Evidence | None:
     return found
 
 
+def last_batch(trainer: Trainer) -> list[Sequence[int]]:
+    """Return the first epoch's last batch, in a list, if it is smaller than the others and the run comes to it.
+
+    Shards may be unequal there alone.
+    """
+    batches = trainer.epoch_batches(0)
+    return batches[-1:] if len(batches) <= trainer.num_steps and len(batches[-1]) < len(batches[0]) else []
+
+
 def evaluated(num_samples: int, batch_size: int, ranks: int) -> int:
     """Return how many samples to evaluate twice: not a multiple of the ranks, because equal shards hide a mean of means."""
     number = min(num_samples, EVALUATED * batch_size)
@@ -510,16 +519,18 @@ def _by_floor(mine: Tensor | None, exact: Tensor | None, all_exact: Gradients, t
 
 
 def _excess(mine: Gradients, single: Gradients, exact: Gradients, u: float) -> dict[str, float]:
-    """Return the excess ratio X of each tensor: the ranks' error by an honest single process's, or ``4 u``, if that is larger.
+    """Return the excess ratio X of each tensor: the ranks' error by that of an honest single process.
 
-    The single process's error is one draw: of a tensor of few numbers it may be 0 by luck, and then X would accuse anybody.
+    The single process's error is one draw, which in a tensor of few numbers may be small by luck, and then X would accuse
+    anybody. So no error counts as smaller than 4 times what is typical: the median over all tensors, relative to their
+    gradients, and at least u. With that, X was 1.8 at most in 384 correct comparisons; without, 4.7 (measured).
     """
     whole = math.sqrt(sum(_norm(gradient) ** 2 for gradient in exact.values()))
-    found = {}
-    for name, gradient in exact.items():
-        floor = 4 * u * max(_norm(gradient), FLOOR * whole)
-        found[name] = _difference(mine[name], gradient) / max(_difference(single[name], gradient), floor, 1e-300)
-    return found
+    scales = {name: max(_norm(gradient), FLOOR * whole, 1e-300) for name, gradient in exact.items()}
+    honest = {name: _difference(single[name], gradient) for name, gradient in exact.items()}
+    typical = max(u, statistics.median(honest[name] / scales[name] for name in exact))
+    floors = {name: max(honest[name], 4 * typical * scales[name]) for name in exact}
+    return {name: _difference(mine[name], gradient) / floors[name] for name, gradient in exact.items()}
 
 
 def _dtype(gradients: Gradients) -> torch.dtype:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness import stats
 
@@ -22,6 +23,7 @@ class Trial:
         fired: The first red rung; None where all were green.
         loss_error: Largest relative difference of its losses from those of a correct run, or of one process.
         parameters_close: What ``torch.testing.assert_close`` said of its parameters at the end.
+        rungs: Rung -> ``passed``, ``failed`` or ``not checked``.
     """
 
     fault: str
@@ -29,6 +31,7 @@ class Trial:
     fired: str | None
     loss_error: float
     parameters_close: bool
+    rungs: Mapping[str, str] = field(default_factory=dict)
 
 
 OLDER_RULES: Mapping[str, Callable[[Trial], bool]] = {
@@ -48,6 +51,7 @@ class AuditRow:
         red: Trials in which any rung was red: caught, or for correct runs false alarms.
         as_expected: Trials in which an expected rung was the first.
         by_older_rules: Rule -> trials that it would have refused.
+        unchecked: Where it was missed, the rungs that could have caught it and were not checked.
     """
 
     fault: str
@@ -57,6 +61,7 @@ class AuditRow:
     as_expected: int
     trials: int
     by_older_rules: Mapping[str, int] = field(default_factory=dict)
+    unchecked: tuple[str, ...] = ()
 
     @property
     def is_right(self) -> bool:
@@ -90,5 +95,39 @@ def _row(trials: Sequence[Trial]) -> AuditRow:
         red=fired.total(),
         as_expected=sum(trial.fired in trial.expected for trial in trials),
         trials=len(trials),
+        unchecked=_unchecked(trials),
         by_older_rules={rule: sum(not accepts(trial) for trial in trials) for rule, accepts in OLDER_RULES.items()},
     )
+
+
+def _unchecked(trials: Sequence[Trial]) -> tuple[str, ...]:
+    missed = [trial for trial in trials if trial.fired is None]
+    return tuple(dict.fromkeys(r for t in missed for r in t.expected if t.rungs.get(r) == "not checked"))
+
+
+def trials_of(data: Mapping[str, Any]) -> list[Trial]:
+    """Return the trials of an ``audit.json``."""
+    return [Trial(**{**trial, "expected": tuple(trial["expected"])}) for trial in data["trials"]]
+
+
+def audit_lines(data: Mapping[str, Any]) -> list[str]:
+    """Return an ``audit.json`` as lines of text: a row for each fault, the false alarms, and why faults were left out."""
+    rows = audit_table(trials_of(data))
+    cells = [["fault", "expected", "first red", "caught", *OLDER_RULES]]
+    cells += [_cells(row) for row in rows if row.fault != CORRECT]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines += [
+        f"{row.fault} was missed: {', '.join(row.unchecked)} not checked in this training." for row in rows if row.unchecked
+    ]
+    lines += [f"Correct runs: {row.sentence()}. Refused by older rules: {_older(row)}." for row in rows if row.fault == CORRECT]
+    return lines + [f"Left out: {reason}" for reason in data["left_out"].values()]
+
+
+def _cells(row: AuditRow) -> list[str]:
+    older = [f"{row.by_older_rules[rule]} of {row.trials}" for rule in OLDER_RULES]
+    return [row.fault, " or ".join(row.expected), row.fired or "none", f"{row.red} of {row.trials}", *older]
+
+
+def _older(row: AuditRow) -> str:
+    return ", ".join(f"{rule} {row.by_older_rules[rule]}" for rule in OLDER_RULES)

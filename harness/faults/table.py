@@ -31,12 +31,15 @@ class Fault:
     least_ranks: int = 2
 
 
+_LOCAL = ("R3", "R7", "R8")
+"""R7 or R8 stands in for R3 where a shard cannot be replayed alone, and for steps that are not replayed."""
+
 _TABLE = (
     Fault(1, "last_bias_not_reduced", "each rank keeps its own gradient of the last bias", ("R4", "R6")),
     Fault(2, "rank0_value_everywhere", "one tensor has rank 0's gradient on all ranks, not the mean", ("R4",)),
     Fault(3, "sum_instead_of_mean", "gradients are added over ranks, and not divided by their number", ("R4", "R7")),
     Fault(4, "divided_twice", "gradients are divided by the number of ranks twice", ("R4", "R7")),
-    Fault(5, "unequal_shards_averaged_equally", "a shard of fewer samples or tokens counts as much as another", ("R3", "R7")),
+    Fault(5, "unequal_shards_averaged_equally", "a shard of fewer samples or tokens counts as much as another", _LOCAL),
     Fault(6, "not_sharded", "every rank takes the whole global batch", ("R1",)),
     Fault(7, "one_sample_twice", "rank 1 takes a sample of rank 0's in place of its own", ("R1",), 1, "ids an epoch"),
     Fault(8, "last_batch_dropped", "the last batch of an epoch is left out", ("R1",), least_ranks=1),
@@ -47,15 +50,15 @@ _TABLE = (
     Fault(13, "stale_buffers", "BatchNorm's statistics lag behind on rank 1", ("R6", "R11"), 1, "ulps of one number"),
     Fault(14, "no_sync_left_on", "gradients are not reduced in the second step", ("R4", "R6"), 1, "steps"),
     Fault(15, "each_process_alone", "no process has joined the group: each trains alone, in a world of 1", ("R0",)),
-    Fault(16, "accumulation_without_divisor", "gradients are the sum over a step's pieces, not the mean", ("R3",), least_ranks=1),
-    Fault(17, "zero_grad_forgotten", "each step's gradients are added to those of the step before", ("R3",), least_ranks=1),
+    Fault(16, "accumulation_without_divisor", "gradients are sums over a step's pieces, not means", _LOCAL, least_ranks=1),
+    Fault(17, "zero_grad_forgotten", "each step's gradients are added to those of the step before", _LOCAL, least_ranks=1),
     Fault(18, "stale_bucket", "the tensors that are reduced first have the gradients of the step before", ("R4",)),
     Fault(19, "lr_times_ranks", "the learning rate is multiplied by the number of ranks", ("R5",), None, "relative"),
     Fault(20, "scheduler_stepped_by_each_rank", "the scheduler takes a step for every rank in each step", ("R5",)),
     Fault(21, "lr_off_on_one_rank", "the learning rate of rank 1 is larger", ("R5",), 2e-7, "relative"),
     Fault(22, "weight_decay_on_one_rank", "one tensor of rank 1 decays a little in each step", ("R5", "R6"), None, "relative"),
     Fault(23, "parameter_not_in_optimizer", "the optimizer does not know the last parameter", ("R5", "R14"), least_ranks=1),
-    Fault(24, "clipped_before_reduction", "each rank clips its own gradient before the reduction", ("R3",)),
+    Fault(24, "clipped_before_reduction", "each rank clips its own gradient before the reduction", _LOCAL),
     Fault(25, "bf16_compression", "gradients travel in bfloat16", ("R4", "R7")),
     Fault(26, "fp16_compression", "gradients travel in float16", ("R4", "R7")),
     Fault(27, "momentum_lost", "the optimizer's state is empty before the second step", ("R5",), least_ranks=1),
@@ -63,9 +66,9 @@ _TABLE = (
     Fault(29, "rank0_loss_reported", "every rank reports rank 0's loss", ("R9",)),
     Fault(30, "sparse_rows_lost", "rows of sparse gradients that only rank 1 has are lost", ("R4",), 1, "rows"),
     Fault(31, "one_gradient_scaled", "the reduced gradient of one tensor is too large", ("R4", "R7"), None, "relative"),
-    Fault(32, "bit_flipped_in_compute", "one bit of one local gradient is flipped on rank 1", ("R3",), 0, "number of the bit"),
-    Fault(33, "bit_flipped_on_wire", "one bit is flipped in what rank 1 sends", ("R4",), 3, "number of the bit"),
-    Fault(34, "bit_flipped_after_sum", "one bit of one reduced gradient is flipped on rank 1", ("R4", "R6"), 0, "number of the bit"),
+    Fault(32, "bit_flipped_in_compute", "one bit of one local gradient is flipped on rank 1", ("R3",), 0, "bit number"),
+    Fault(33, "bit_flipped_on_wire", "one bit is flipped in what rank 1 sends", ("R4",), 3, "bit number"),
+    Fault(34, "bit_flipped_after_sum", "one bit of a reduced gradient is flipped on rank 1", ("R4", "R6"), 0, "bit number"),
     Fault(35, "same_dropout_everywhere", "all ranks draw the same dropout masks", ("R11",)),
     Fault(36, "accuracy_as_mean_of_means", "metrics are means of the ranks' means", ("R9",)),
 )
@@ -138,7 +141,7 @@ def _checks(plan: Settings, fault: Fault, nprocs: int) -> list[tuple[bool, str]]
 def _is_size(fault: Fault, size: float) -> bool:
     if fault.unit == "relative":
         return size > 0
-    if fault.unit == "number of the bit":
+    if fault.unit == "bit number":
         return size == int(size) and 0 <= size < 64
     return size == int(size) and size >= 1
 
@@ -146,4 +149,4 @@ def _is_size(fault: Fault, size: float) -> bool:
 def _least(fault: Fault) -> str:
     if fault.unit == "relative":
         return "above 0"
-    return "from 0 on" if fault.unit == "number of the bit" else "a whole number from 1 on"
+    return "from 0 on" if fault.unit == "bit number" else "a whole number from 1 on"
