@@ -72,6 +72,8 @@ def launch(
     """Run the jobs of one batch of a sweep; see :class:`hydra_plugins.harness_launcher.HarnessLauncher`."""
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    if "MASTER_PORT" in os.environ:
+        log.info(f"MASTER_PORT={os.environ['MASTER_PORT']} of the environment is not used: each run has a store of its own.")
     before = HydraConfig.instance().cfg
     try:
         composed = [compose(context, config, overrides, first + number) for number, overrides in enumerate(job_overrides)]
