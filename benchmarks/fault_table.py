@@ -23,7 +23,7 @@ from harness import spawn
 from harness.compare.audit import CORRECT, OLDER_RULES, Trial, audit_table
 from harness.faults import table
 from harness.faults.table import FAULTS
-from harness.plan import TrainPlan
+from harness.plan import Ddp, TrainPlan
 
 RECIPES: dict[str, dict[str, Any]] = {
     "mnist": {"_target_": "recipes.mnist.Mnist", "width": 4, "hidden": 16},
@@ -105,7 +105,7 @@ def _drawn(rng: random.Random, seed: int) -> Case:
         clip_norm=rng.choice((None, None, 0.1, 10.0)),
         sync_bn=rng.random() < 0.4,
         num_workers=int(rng.random() < 0.05),
-        find_unused_parameters=rng.random() < 0.2,
+        ddp=Ddp(find_unused_parameters=rng.random() < 0.2),
     )
     return Case(label, ranks, plan)
 
@@ -123,7 +123,7 @@ def _starves(case: Case) -> bool:
 # --- in the ranks --------------------------------------------------------------------------------------------------------
 
 
-def take(cases: Sequence[Case]) -> list[Outcome]:
+def take(cases: Sequence[Case], verbose: bool = False) -> list[Outcome]:
     """Verify all cases in these ranks; return what came of them, on rank 0."""
     from harness.audit import Trials
     from harness.context import current
@@ -145,7 +145,7 @@ def take(cases: Sequence[Case]) -> list[Outcome]:
         except DoesNotApply as error:
             trial, why_not = None, str(error)
         outcomes.append(Outcome(case, trial, why_not))
-        if seat.rank == 0:
+        if seat.rank == 0 and verbose:
             print(_line(outcomes[-1], time.monotonic() - begin), file=sys.stderr, flush=True)
             if trial is not None and case.plan.fault is None and trials[key].verdict is not None:
                 print(*trials[key].verdict.sentences(), sep="\n", end="", file=sys.stderr, flush=True)
@@ -235,8 +235,8 @@ def main() -> int:
     asked = _parser().parse_args()
     nprocs = [int(number) for number in asked.nprocs.split(",")]
     names = list(FAULTS) if asked.faults == "all" else [name for name in asked.faults.split(",") if name]
-    faulty = _taken([*faulty_cases(asked.recipes.split("+"), nprocs, names)] if names else [])
-    correct = _taken(correct_cases(asked.correct, asked.seed))
+    faulty = _taken([*faulty_cases(asked.recipes.split("+"), nprocs, names)] if names else [], asked.verbose)
+    correct = _taken(correct_cases(asked.correct, asked.seed), asked.verbose)
     if asked.json:
         Path(asked.json).write_text(json.dumps([dataclasses.asdict(o) for o in (*faulty, *correct)], indent=1))
     if faulty:
@@ -249,7 +249,7 @@ def main() -> int:
     return int(bool(missed))
 
 
-def _taken(cases: Sequence[Case]) -> list[Outcome]:
+def _taken(cases: Sequence[Case], verbose: bool) -> list[Outcome]:
     outcomes = []
     for ranks in sorted({case.nprocs for case in cases}):
         mine = [case for case in cases if case.nprocs == ranks]
@@ -258,7 +258,8 @@ def _taken(cases: Sequence[Case]) -> list[Outcome]:
         known = {id(o.case) for o in outcomes}
         ready = [case for case in mine if id(case) not in known]
         ready.sort(key=lambda case: repr(case.plan.recipe))
-        outcomes += spawn(take, (ready,), nprocs=ranks, backend="gloo", threads=1).return_values()[0] if ready else []
+        if ready:
+            outcomes += spawn(take, (ready, verbose), nprocs=ranks, backend="gloo", threads=1).return_values()[0]
     return outcomes
 
 
@@ -269,6 +270,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--faults", default="all", help="names with commas between; empty: none")
     made.add_argument("--correct", type=int, default=300, help="correct runs")
     made.add_argument("--seed", type=int, default=0, help="of the correct runs' settings")
+    made.add_argument("--verbose", action="store_true", help="a line for each case")
     made.add_argument("--json", help="file for all outcomes")
     return made
 

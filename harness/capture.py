@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.digest import Digests, digests, gradient_digest, optimizer_digests, state_digests, value_digest
 from harness.state import TrainingState, random_states
@@ -26,7 +26,7 @@ class Captured:
         local: Gradients before the reduction, weighted.
         reduced: Gradients after it, before clipping and before the division by the number of items.
         skipped: True where all ranks left the step out, because a loss was not finite.
-        lr_of: Learning rate of each trainable parameter.
+        lr_of: Learning rate of each trainable parameter that the optimizer knows.
     """
 
     ids: list[int]
@@ -56,6 +56,16 @@ class Captured:
         """Digest of the loaded samples."""
         return value_digest(self.loaded)
 
+    def must_move(self, name: str, moved_in_replay: bool) -> bool:
+        """Return True where a parameter moves if its gradient is not zero.
+
+        One that the optimizer does not know should, if any other can. One that it knows may stand still where the replay's
+        does: a step smaller than half a unit in the last place is lost.
+        """
+        if name not in self.lr_of:
+            return any(lr > 0 for lr in self.lr_of.values())
+        return self.lr_of[name] > 0 and moved_in_replay
+
     def reduced_digests(self) -> Digests:
         """Return the digests of the reduced gradients."""
         return {name: gradient_digest(gradient) for name, gradient in self.reduced.items()}
@@ -72,7 +82,8 @@ class Capture:
         self._losses: list[float] = []
         self._counts: list[float] = []
         self._reduced: Gradients = {}
-        self._hooks = [p.register_hook(self._keep_local(name, p)) for name, p in self._named]
+        # After all hooks on the tensor, a recipe's own included, and before DDP's, which reduces what lies in .grad.
+        self._hooks = [p.register_post_accumulate_grad_hook(self._keep_local(name)) for name, p in self._named]
         self._watch_losses()
         self._watch_reduction()
 
@@ -119,14 +130,13 @@ class Capture:
     def _lr_of(self) -> dict[str, float]:
         groups = self._trainer.optimizer.param_groups
         known = {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}
-        return {name: known.get(id(parameter), max(known.values(), default=0.0)) for name, parameter in self._named}
+        return {name: known[id(parameter)] for name, parameter in self._named if id(parameter) in known}
 
-    def _keep_local(self, name: str, parameter: nn.Parameter) -> Any:
-        def keep(gradient: Tensor) -> None:
-            # What torch is about to make of .grad, which then goes into the reduction: with what earlier pieces left there,
-            # and with whatever a step before left, if nobody has set it to zero.
-            before = parameter.grad
-            self._local[name] = gradient.detach().clone() if before is None else before.detach() + gradient.detach()
+    def _keep_local(self, name: str) -> Callable[[Tensor], None]:
+        def keep(parameter: Tensor) -> None:
+            # With what earlier pieces left there, and whatever a step before did, if nobody has set it to zero.
+            assert parameter.grad is not None
+            self._local[name] = parameter.grad.detach().clone()
 
         return keep
 
@@ -151,7 +161,7 @@ class Capture:
         self._trainer.reduced = watched  # type: ignore[method-assign]
 
 
-def reduction_ratios(local: Sequence[Gradients], reduced: Gradients) -> dict[str, float]:
+def reduction_ratios(local: Sequence[Gradients], reduced: Gradients, wire: torch.dtype | None = None) -> dict[str, float]:
     """Return, for each tensor, the worst error of a reduced gradient by its bound (rung R4).
 
     The reduced gradient of N ranks is the mean of the local ones within ``gamma_k mean |g_r|`` elementwise, with
@@ -159,11 +169,15 @@ def reduction_ratios(local: Sequence[Gradients], reduced: Gradients) -> dict[str
     then and multiplied by (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), plus the smallest subnormal.
     Where the run itself is in float64, the mean here has the same error once more, and the bound is twice that.
     Two numbers are added and halved with one rounding, so at N = 2 the bits must agree: the ratio is 0 or infinite.
+
+    Args:
+        wire: The type in which gradients travel by declaration, where that is another: then u is that of this type, k = N + 1,
+            because they are rounded to it and divided in it, and each of the two may fall below its smallest number.
     """
-    return {name: _worst(name, local, gradient) for name, gradient in reduced.items()}
+    return {name: _worst(name, local, gradient, wire) for name, gradient in reduced.items()}
 
 
-def _worst(name: str, local: Sequence[Gradients], reduced: Tensor | None) -> float:
+def _worst(name: str, local: Sequence[Gradients], reduced: Tensor | None, wire: torch.dtype | None) -> float:
     parts = [gradients[name] for gradients in local]
     present = [part for part in parts if part is not None]
     if reduced is None or not present:
@@ -172,18 +186,23 @@ def _worst(name: str, local: Sequence[Gradients], reduced: Tensor | None) -> flo
     wide = [_select(part, rows).double() for part in present]
     mean = torch.stack(wide).sum(0) / len(local)
     result = _select(reduced, rows)
-    if len(local) <= 2:
+    if len(local) <= 2 and wire is None:
         # No sample: 0 and -0 are the same gradient.
         return 0.0 if bool((result == mean.to(result.dtype)).all()) else float("inf")
     own_error = 2 if result.dtype == torch.float64 else 1
-    bound = own_error * _gamma(len(local), result.dtype) * sum(part.abs() for part in wide) / len(local)
-    smallest = torch.finfo(result.dtype).smallest_normal * torch.finfo(result.dtype).eps
+    gamma = _gamma(len(local), result.dtype) if wire is None else _gamma_of(len(local) + 1, wire)
+    bound = own_error * gamma * sum(part.abs() for part in wide) / len(local)
+    narrow = torch.finfo(wire or result.dtype)
+    smallest = narrow.smallest_normal * narrow.eps * (1 if wire is None else 2)
     ratio = (result.double() - mean).abs() / (bound + smallest)
     return float(ratio.max()) if not bool(ratio.isnan().any()) else float("nan")
 
 
 def _gamma(ranks: int, dtype: torch.dtype) -> float:
-    k = ranks - 1 if ranks & (ranks - 1) == 0 else ranks + 1
+    return _gamma_of(ranks - 1 if ranks & (ranks - 1) == 0 else ranks + 1, dtype)
+
+
+def _gamma_of(k: int, dtype: torch.dtype) -> float:
     u = torch.finfo(dtype).eps / 2
     return k * u / (1 - k * u)
 

@@ -71,6 +71,17 @@ class CompareConf:
 
 
 @dataclass
+class DdpConf:
+    """How torch's DDP reduces gradients."""
+
+    bucket_cap_mb: float = setting(25.0, "MiB of the buckets in which gradients travel; 25: torch's own choice")
+    gradient_as_bucket_view: bool = setting(False, "gradients live in the buckets: less memory, one copy fewer")
+    static_graph: bool = setting(False, "every step uses the same parameters in the same way")
+    find_unused_parameters: bool = setting(False, "for models that do not use every parameter in every step")
+    comm_hook: str = setting("none", "gradients travel compressed, not to the bit: none, fp16, bf16, powersgd")
+
+
+@dataclass
 class FaultConf:
     """A fault to inject into the ranks, to see that the checks catch it."""
 
@@ -106,7 +117,8 @@ class Conf:
     grad_accumulation: int = setting(1, "pieces that a rank's part of a batch is cut into")
     clip_norm: float | None = setting(None, "largest norm of the whole gradient; null: no clipping")
     sync_bn: bool = setting(False, "BatchNorm over the global batch, on CPU and GPU")
-    find_unused_parameters: bool = setting(False, "for models that do not use every parameter in every step")
+    compile: bool = setting(False, "torch.compile of the model; needs a C++ compiler")
+    ddp: DdpConf = setting(DdpConf, "")
     on_nonfinite: str = setting("stop", "a loss that is not finite: stop, or skip the step, on all ranks together")
     deterministic: bool = setting(True, "only kernels that repeat bit for bit, where torch has them")
     eval_every: int = setting(0, "steps between evaluations; 0: only at the end")
@@ -120,7 +132,7 @@ GROUPS = {
     "How ranks start": ["launcher", "backend", "nprocs", "threads"],
     "Training": [
         *("recipe", "global_batch_size", "steps", "epochs", "seed", "precision", "num_workers", "grad_accumulation"),
-        *("clip_norm", "sync_bn", "find_unused_parameters", "on_nonfinite", "deterministic"),
+        *("clip_norm", "sync_bn", "on_nonfinite", "deterministic", "compile", "ddp"),
     ],
     "Evaluation, checkpoints": ["eval_every", "checkpoint_every", "resume"],
     "Proof": ["compare", "fault"],
@@ -148,7 +160,7 @@ def _help_of(name: str, root: DictConfig) -> list[str]:
     inner = _SCHEMAS.get(name)
     title = (inner.__doc__ or "").splitlines()[0] if inner else f"{value.get('_target_', '')}: what is trained"
     texts = {f.name: f.metadata.get("help") for f in dataclasses.fields(inner)} if inner else _comments(root, name, chosen)
-    lines = [_line(f"{name}={chosen}", title)]
+    lines = [_line(name if chosen is None else f"{name}={chosen}", title)]
     for key in value:
         if key not in ("name", "tier", "_target_") and not OmegaConf.is_config(value[key]):
             lines.append(_line(f"  {name}.{key}={_shown(value[key])}", texts.get(key) or ""))
@@ -180,6 +192,7 @@ _SCHEMAS: dict[str, Any] = {
     "backend": BackendConf,
     "compare": CompareConf,
     "fault": FaultConf,
+    "ddp": DdpConf,
     "report": ReportConf,
 }
 

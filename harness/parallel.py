@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
+from harness.compress import MakeHook
 from harness.errors import ConfigError, HarnessError
 from harness.group import world_size
 from harness.sparse import SparseTables, sparse_tables
@@ -55,6 +56,8 @@ class DataParallel(nn.Module):
             a backward; then it puts its buckets in the order of that, and sends the small one first, to start early.
         find_unused_parameters: Search each step's graph for parameters that it does not use.
         group: The process group; None is the default one.
+        ddp_options: Further options of DDP's own, such as ``static_graph``.
+        comm_hook: Makes what reduces a bucket in place of the mean in the gradients' own type.
 
     Raises:
         ConfigError: If a buffer size is not positive.
@@ -72,12 +75,19 @@ class DataParallel(nn.Module):
         last_comm_buffer_size: float = 1,
         find_unused_parameters: bool = False,
         group: ProcessGroup | None = None,
+        *,
+        ddp_options: Mapping[str, Any] | None = None,
+        comm_hook: MakeHook | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self.find_unused_parameters = find_unused_parameters
         self.group = group
-        self._bucket_options = _bucket_options(comm_buffer_size, last_comm_buffer_size)
+        self._options: dict[str, Any] = {
+            **_bucket_options(comm_buffer_size, last_comm_buffer_size),
+            **(ddp_options or {}),
+        }
+        self._comm_hook = comm_hook
         self._synchronising = True
         self._warned: set[str] = set()
         register: Any = self.register_load_state_dict_pre_hook
@@ -191,12 +201,15 @@ class DataParallel(nn.Module):
     def _build_ddp(self, tables: Sequence[nn.Parameter]) -> DistributedDataParallel:
         # DDP reduces what is trainable at its construction and broadcasts everything: just right for the tables.
         with _frozen(tables):
-            return DistributedDataParallel(
+            made = DistributedDataParallel(
                 self.module,
                 process_group=self.group,
                 find_unused_parameters=self.find_unused_parameters,
-                **self._bucket_options,
+                **self._options,
             )
+        if self._comm_hook is not None:
+            made.register_comm_hook(*self._comm_hook())
+        return made
 
 
 def _bucket_options(comm_buffer_size: float, last_comm_buffer_size: float) -> dict[str, Any]:

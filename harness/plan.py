@@ -17,6 +17,7 @@ BACKENDS = ("auto", "gloo", "nccl", "bkcl")
 PRECISIONS = ("float32", "float64", "bfloat16")
 TIERS = ("quick", "full", "audit", "off")
 START_METHODS = ("forkserver", "spawn", "fork")
+COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,34 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Ddp:
+    """How torch's DDP reduces gradients.
+
+    Attributes:
+        bucket_cap_mb: Size in MiB of the buckets in which gradients travel; 25 is torch's default, with a small one of 1.
+        comm_hook: How they are compressed on their way: ``none``, ``fp16``, ``bf16`` or ``powersgd``.
+    """
+
+    bucket_cap_mb: float = 25.0
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    comm_hook: str = "none"
+
+    def checks(self) -> list[tuple[bool, str]]:
+        """Return pairs of (is wrong, what to say of it)."""
+        return [
+            (not self.bucket_cap_mb > 0, f"ddp.bucket_cap_mb={self.bucket_cap_mb} must be above 0 MiB."),
+            (self.comm_hook not in COMM_HOOKS, f"ddp.comm_hook={self.comm_hook} is unknown; use {', '.join(COMM_HOOKS)}."),
+            (
+                self.static_graph and self.find_unused_parameters,
+                "ddp.static_graph=true says that every step uses the same parameters, and ddp.find_unused_parameters=true that "
+                "steps differ. Use one of them.",
+            ),
+        ]
+
+
+@dataclass(frozen=True)
 class TrainPlan:
     """The training of one recipe. ``steps`` or ``epochs`` says how long; sizes count samples over all ranks.
 
@@ -74,7 +103,8 @@ class TrainPlan:
     checkpoint_every: int = 0
     resume: str | None = None
     deterministic: bool = True
-    find_unused_parameters: bool = False
+    compile: bool = False
+    ddp: Ddp = field(default_factory=Ddp)
     compare: str = "off"
     on_mismatch: str = "stop"
     reference: str | None = None
@@ -87,7 +117,7 @@ class TrainPlan:
         values = dict(config)
         if values.get("epochs") is not None:
             values["steps"] = None
-        return cls(**values)
+        return cls(**{**values, "ddp": Ddp(**values.get("ddp", {}))})
 
     def problems(self, nprocs: int) -> list[str]:
         """Return a sentence for each setting, or pair of settings, that cannot work with ``nprocs`` ranks."""
@@ -96,6 +126,7 @@ class TrainPlan:
     def _checks(self, nprocs: int) -> list[tuple[bool, str]]:
         size = self.global_batch_size
         return [
+            *self.ddp.checks(),
             (not self.recipe.get("_target_"), "recipe has no _target_: name its class, as conf/recipe/mnist.yaml does."),
             (size < 1, f"global_batch_size={size} must be at least 1."),
             (
@@ -205,5 +236,5 @@ class RunPlan:
         for name in ("devices", "sys_path", "argv"):
             data[name] = tuple(data[name])
         data["trial"] = Trial(**trial) if trial else None
-        data["train"] = TrainPlan(**train) if train else None
+        data["train"] = TrainPlan.from_config(train) if train else None
         return cls(task=Task(**task), **data)

@@ -17,6 +17,8 @@ from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from harness.batchnorm import convert_sync_batchnorm
+from harness.compiling import compiled
+from harness.compress import comm_hook
 from harness.digest import kind_digests
 from harness.errors import ConfigError, HarnessError
 from harness.gradients import are_finite, clip_, gradient_values, scale_
@@ -65,16 +67,17 @@ class LossModule(nn.Module):
 
     Attributes:
         alarm: A parameter of value 0 that is added to every loss, so that its gradient, averaged with all others, is NaN on
-            all ranks when a loss was not finite on any: other gradients need not show it (behind a ReLU, say).
+            all ranks when a loss was not finite on any: other gradients need not show it (behind a ReLU, say). Shape
+            [1], because PowerSGD wants a dimension.
     """
 
     def __init__(self, recipe: Recipe, model: nn.Module, plan: TrainPlan, device: torch.device) -> None:
         super().__init__()
         self.model = model
-        self.alarm = nn.Parameter(torch.zeros((), device=device, dtype=DTYPES[plan.precision]))
+        self.alarm = nn.Parameter(torch.zeros(1, device=device, dtype=DTYPES[plan.precision]))
         self._recipe = recipe
         self._autocast = plan.precision == "bfloat16"
-        self._uses_all = not plan.find_unused_parameters
+        self._uses_all = not plan.ddp.find_unused_parameters
         self._device_type = device.type
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | None]:
@@ -83,13 +86,13 @@ class LossModule(nn.Module):
             return self._zero(), None
         with torch.autocast(self._device_type, torch.bfloat16) if self._autocast else nullcontext():
             loss, items = loss_and_items(self._recipe.loss(self.model, batch), f"{type(self._recipe).__name__}.loss()")
-        return loss + self.alarm.to(loss.dtype), items
+        return loss + self.alarm.sum().to(loss.dtype), items
 
     def _zero(self) -> Tensor:
         """Return 0, which depends on what DDP waits for; not on sparse tables, which nobody waits for."""
         sparse = {id(m.weight) for m in self.model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
         dense = [p for p in self.model.parameters() if p.requires_grad and id(p) not in sparse]
-        return self.alarm + sum(p.reshape(-1)[:0].sum() for p in dense if self._uses_all)
+        return self.alarm.sum() + sum(p.reshape(-1)[:0].sum() for p in dense if self._uses_all)
 
 
 def loss_and_items(returned: Any, source: str) -> tuple[Tensor, Tensor | None]:
@@ -149,7 +152,9 @@ class Trainer:
         model = model.to(self.seat.device, self.dtype)
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"{type(self.recipe).__name__}.model() has no parameter to train.")
-        return convert_sync_batchnorm(model) if self.plan.sync_bn else model
+        if self.plan.sync_bn:
+            model = convert_sync_batchnorm(model)
+        return compiled(model) if self.plan.compile else model
 
     def _build_optimizer(self) -> Optimizer:
         optimizer = self.recipe.optimizer(self.model)
@@ -159,7 +164,14 @@ class Trainer:
         return optimizer
 
     def _wrap(self) -> DataParallel:
-        return DataParallel(self.loss_module, find_unused_parameters=self.plan.find_unused_parameters)
+        ddp = self.plan.ddp
+        return DataParallel(
+            self.loss_module,
+            comm_buffer_size=ddp.bucket_cap_mb,
+            find_unused_parameters=ddp.find_unused_parameters,
+            ddp_options={"gradient_as_bucket_view": ddp.gradient_as_bucket_view, "static_graph": ddp.static_graph},
+            comm_hook=comm_hook(ddp.comm_hook),
+        )
 
     def _settle_buckets(self) -> None:
         """Have DDP order its buckets now, by gradients of zeros.

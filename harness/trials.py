@@ -1,15 +1,14 @@
-"""Launchers in comparison: jobs that differ only in how their ranks start are launched again and again, in ABBA order."""
+"""Jobs in comparison: those that differ only in how ranks start or gradients are reduced are launched again, in ABBA order."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.compare.chains import differences
 from harness.compare.order import Slot, repeats, schedule
 from harness.plan import RunPlan, Trial
 from harness.record import RunResult
-from harness.report.build import trials_of
+from harness.report.build import same_work, trials_of
 from harness.report.sweep_report import JobReport
 from harness.rundir import RunDir
 from harness.sweep import run_job
@@ -26,7 +25,7 @@ def groups(reports: Sequence[JobReport], aa: bool) -> list[list[JobReport]]:
         if report.plan.train is None or report.result.status != "ok":
             continue
         for group in found:
-            if not differences(group[0].plan, report.plan):
+            if same_work(group[0].plan, report.plan):
                 group.append(report)
                 break
         else:

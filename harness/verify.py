@@ -20,6 +20,7 @@ from torch import Tensor
 
 from harness.capture import Capture, Captured, Gradients, reduction_ratios
 from harness.compare.evidence import Evidence, Mathematics, Partition, StepEvidence
+from harness.compress import WIRE
 from harness.context import Rank
 from harness.digest import Digests, digests, gradient_digest, state_digests
 from harness.evaluate import eval_dataset_of, evaluate
@@ -97,7 +98,8 @@ class Verification:
             sync_bn=self._plan.sync_bn,
             has_batch_norm=has_batch_norm,
             uses_random=self._uses_random,
-            find_unused_parameters=self._plan.find_unused_parameters,
+            find_unused_parameters=self._plan.ddp.find_unused_parameters,
+            comm_hook=self._plan.ddp.comm_hook,
             asked_world_size=self._rank.plan.nprocs,
             shared_with=str(self._plan.reference) if shares else "",
             facts=facts,
@@ -182,7 +184,7 @@ class Verification:
         replayed, why_not = self._replay(ranks, state, reference)
         first = ranks[0]
         items = math.fsum(count for r in ranks for count in r.counts) if first.counts_items else None
-        after, moved = reference.update(state, first.reduced, items)
+        after, moved = reference.update(state, first.reduced, items, first.after)
         if replayed is not None:
             step["replayed_batches"] = None if self._random_data else [r.batch for r in replayed]
             step["replayed_losses"] = [r.losses for r in replayed]
@@ -193,13 +195,15 @@ class Verification:
             ]
         step["declared_lr"] = reference.declared_lr()
         step["not_replayed"] = why_not
-        step["reduction_ratio"] = reduction_ratios([r.local for r in ranks], first.reduced)
+        step["reduction_ratio"] = reduction_ratios([r.local for r in ranks], first.reduced, WIRE.get(self._plan.ddp.comm_hook))
         step["replayed_after"] = after
         step["movement"] = self._movement(first, state, moved)
         return step
 
     def _replay(self, ranks: list[Captured], state: TrainingState, reference: Reference) -> tuple[list[Replayed] | None, str]:
         self._random_data = reference.draws_random(0) and self._plan.num_workers > 0
+        if self._plan.compile:
+            return None, "compile=true: the ranks run other kernels than the reference, which is not compiled"
         if self._plan.sync_bn and reference.batch_norms and self._seat.world_size > 1:
             return None, "synchronised BatchNorm makes a shard's gradient depend on the other shards"
         replayed = [
@@ -215,7 +219,7 @@ class Verification:
             name: [
                 gradient is not None,
                 gradient_digest(gradient) not in ("none", "zero"),
-                captured.lr_of[name] > 0,
+                captured.must_move(name, name in moved),
                 before[name] != captured.after[name],
                 name in moved,
             ]
@@ -266,12 +270,13 @@ class Verification:
     # --- mathematics -------------------------------------------------------------------------------------------------
 
     def _why_no_mathematics(self, shares: bool) -> str:
-        why_not = ""
-        if self._seat.rank == 0 and not shares:
+        hook = self._plan.ddp.comm_hook
+        why_not = "" if hook == "none" else f"gradients travel compressed (ddp.comm_hook={hook})"
+        if not why_not and self._seat.rank == 0 and not shares:
             with undisturbed_random():
                 if self._reference(0).draws_random(0):
                     why_not = "the data set draws random numbers, so that a batch cannot be read twice"
-        elif self._shared is not None:
+        elif not why_not and self._shared is not None:
             why_not = self._shared["not_mathematics"]
         return str(self._tell(why_not))
 

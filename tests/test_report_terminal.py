@@ -133,7 +133,9 @@ def test_what_was_proved_is_said():
     assert [tables.verified_cell(job) for job in sweep.jobs] == [
         "not checked", "identical to job 0", "not checked", "identical to job 2",
     ]  # fmt: skip
-    assert tables.verified_cell(with_verdict(job_of(0), GREEN, GREEN)) == "equal to 1 process: 2 of 2 checks"
+    chain = [dataclasses.replace(GREEN, name=name) for name in ("R3", "R4", "R5")]
+    assert tables.verified_cell(with_verdict(job_of(0), GREEN, *chain)) == "equal to 1 process: 4 of 4 checks"
+    assert tables.verified_cell(with_verdict(job_of(0), GREEN, GREEN)) == "not proven: 2 of 2 checks"
     red = dataclasses.replace(with_verdict(job_of(0), GREEN, RED), identical_to=0)
     assert tables.verified_cell(red) == "FAILED R4"
     assert tables.verified_cell(dataclasses.replace(job_of(0), result=failed_result())) == "failed"

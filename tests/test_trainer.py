@@ -24,7 +24,7 @@ from harness.digest import state_digests
 from harness.errors import ConfigError
 from harness.gradients import clip_, gradient_values
 from harness.loader import epoch_batches
-from harness.plan import TrainPlan
+from harness.plan import Ddp, TrainPlan
 from harness.recipe import make_recipe
 from harness.seeds import derive, seed_everything
 from harness.trainer import NonFinite, Seat, Trainer
@@ -122,8 +122,19 @@ SCENES: dict[str, tuple[Any, dict[str, Any]]] = {
     "steps across epochs": (toys.Points(10, optimizer="adam"), {"steps": 7, "global_batch_size": 4}),
     "scheduler": (toys.Scheduled(18), {"steps": None, "epochs": 2}),
     "scheduler with its own option": (toys.ScheduledAlone(18), {}),
-    "heads by turns": (toys.Branches(9), {"find_unused_parameters": True, "steps": 8, "global_batch_size": 4}),
-    "heads by turns, in pieces": (toys.Branches(9), {"find_unused_parameters": True, "steps": 8, "grad_accumulation": 2}),
+    "heads by turns": (toys.Branches(9), {"ddp": Ddp(find_unused_parameters=True), "steps": 8, "global_batch_size": 4}),
+    "heads by turns, in pieces": (
+        toys.Branches(9),
+        {"ddp": Ddp(find_unused_parameters=True), "steps": 8, "grad_accumulation": 2},
+    ),
+    "small buckets of views": (toys.Points(18), {"ddp": Ddp(bucket_cap_mb=1e-4, gradient_as_bucket_view=True)}),
+    "views, in pieces, clipped": (
+        toys.Points(24),
+        {"ddp": Ddp(gradient_as_bucket_view=True), "grad_accumulation": 2, "clip_norm": 0.1},
+    ),
+    "static graph": (toys.Points(18), {"ddp": Ddp(static_graph=True), "steps": 4}),
+    "static graph, in pieces, a sample less": (toys.Points(24), {"ddp": Ddp(static_graph=True), "grad_accumulation": 2}),
+    "static graph, ranks without samples": (toys.Points(7), {"ddp": Ddp(static_graph=True), "steps": None, "epochs": 2}),
     "synchronised BatchNorm": (toys.Points(18, batch_norm=True), {"sync_bn": True, "global_batch_size": 9}),
     "float32": (toys.Points(18, dtype="float32"), {"precision": "float32", "global_batch_size": 9}),
 }

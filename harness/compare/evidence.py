@@ -7,7 +7,7 @@ that at most 1 is right; they are the worst over elements, and may be ``inf`` or
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 Digests = dict[str, str]
 """Tensor -> digest, in the model's order; a gradient that is None has the digest ``none``."""
@@ -56,7 +56,7 @@ class StepEvidence(TypedDict):
     replayed_after: Digests | None
     buffers: list[Digests]  # per rank: buffers after the step
     replayed_buffers: list[Digests] | None
-    movement: dict[str, list[bool]]  # tensor -> [has a gradient, it is not zero, lr is not zero, it moved, the replay moved it]
+    movement: dict[str, list[bool]]  # tensor -> [has a gradient, it is not zero, it can move by it, it moved, the replay moved it]
     loss: Sums
 
 
@@ -80,6 +80,7 @@ class Evidence(TypedDict):
     has_batch_norm: bool
     uses_random: bool  # a forward pass draws random numbers (dropout)
     find_unused_parameters: bool
+    comm_hook: NotRequired[str]  # how gradients are compressed, by declaration; absent: not at all
     asked_world_size: int
     shared_with: str  # evidence of another run, bit for bit the same, whose reference this is; empty where it has its own
     facts: list[dict[str, Any]]  # per rank, as in rank-N.jsonl (R0)

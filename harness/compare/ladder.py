@@ -15,9 +15,21 @@ from harness.compare.agreement import against, at, plural, replayed, some, steps
 from harness.compare.beginnings import FACTS, OWN_FACTS
 from harness.compare.bounds import MOST_EXCESS, MOST_IN_FLOAT64, MOST_LOSS_ERROR, ROUND_OFF
 from harness.compare.evidence import Evidence, Mathematics, StepEvidence
-from harness.compare.rung import NOT_DETERMINISTIC, Incomplete, Mismatch, Rung, conclude, incomplete, not_checked, settle
+from harness.compare.rung import (
+    NOT_DETERMINISTIC,
+    Incomplete,
+    Mismatch,
+    Origin,
+    Rung,
+    conclude,
+    incomplete,
+    not_checked,
+    settle,
+)
 
 ALONE = "one rank compared with itself says nothing"
+IN_NARROW_TYPE = ("fp16", "bf16")
+"""Settings of ddp.comm_hook that have a bound."""
 
 
 def climb(evidence: Evidence) -> tuple[Rung, ...]:
@@ -87,15 +99,21 @@ def reduction(evidence: Evidence) -> Rung:
     """R4: the reduced gradient is the mean of the local ones within the bound of a floating-point sum, the same on all ranks.
 
     The bound is ``gamma_k mean |g_r|`` elementwise, ``gamma_k = k u / (1 - k u)`` (Higham, Accuracy and Stability of Numerical
-    Algorithms, section 3.1); at two ranks the bits must agree. The evidence's ratios are errors by it.
+    Algorithms, section 3.1); at two ranks the bits must agree. The evidence's ratios are errors by it. Where compression was
+    asked for, ``u`` is that of the type in which gradients travel.
     """
-    steps = steps_of(evidence)
+    steps, hook = steps_of(evidence), evidence.get("comm_hook", "none")
     if evidence["nprocs"] == 1:
         return not_checked("R4", f"nothing is reduced: {ALONE}")
+    if hook not in ("none", *IN_NARROW_TYPE):
+        return not_checked("R4", f"ddp.comm_hook={hook} compresses gradients, with no bound on what is lost")
     worst = max((ratio for step in steps for ratio in step["reduction_ratio"].values()), default=math.nan)
     exactly = "in bits" if evidence["nprocs"] == 2 else "within the bound of its rounding"
+    if hook in IN_NARROW_TYPE:
+        exactly = f"within the rounding of ddp.comm_hook={hook}"
     detail = f"reduced gradients at {at(steps)} are the mean of the local ones {exactly}, and equal on all ranks"
-    return conclude("R4", _each(links.in_reduced, evidence, steps), detail, worst)
+    within: tuple[Origin, float] | None = ("declared", 1.0) if hook in IN_NARROW_TYPE else None
+    return conclude("R4", _each(links.in_reduced, evidence, steps), detail, worst, within=within)
 
 
 def update(evidence: Evidence) -> Rung:

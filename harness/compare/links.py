@@ -217,7 +217,7 @@ def _wrongly_moved(flags: Sequence[bool], may_be_unused: bool, was_replayed: boo
     has_gradient, is_not_zero, has_lr, moved, replay_moved = flags
     must_move = has_gradient and is_not_zero and has_lr
     if not has_gradient and not may_be_unused:
-        return "it has no gradient (find_unused_parameters=true allows that)"
+        return "it has no gradient (ddp.find_unused_parameters=true allows that)"
     if must_move and not moved:
         return "its gradient is not zero, and it did not move"
     if not must_move and moved and was_replayed and not replay_moved:

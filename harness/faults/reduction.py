@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.compress import Hook, in_type
 from harness.faults.seams import CHOSEN, after_reduction, dense_parameters, flip_bit, injection, keep_local, largest, require
 from harness.gradients import gradient_values, scale_
 from harness.trainer import Trainer
@@ -82,24 +83,13 @@ def stale_bucket(trainer: Trainer, size: float | None) -> None:
 @injection
 def bf16_compression(trainer: Trainer, size: float | None) -> None:
     """Let gradients travel in bfloat16."""
-    _register(trainer, _compress(trainer, torch.bfloat16))
+    _register(trainer, in_type(torch.bfloat16))
 
 
 @injection
 def fp16_compression(trainer: Trainer, size: float | None) -> None:
     """Let gradients travel in float16."""
-    _register(trainer, _compress(trainer, torch.float16))
-
-
-def _compress(trainer: Trainer, dtype: torch.dtype) -> Callable[[Any], Any]:
-    """Return what torch's own compression hooks do, which refuse bfloat16 on gloo."""
-
-    def faulty(bucket: Any) -> torch.futures.Future[Tensor]:
-        wide = bucket.buffer()
-        sent = wide.to(dtype).div_(trainer.seat.world_size)
-        return dist.all_reduce(sent, async_op=True).get_future().then(lambda future: wide.copy_(future.value()[0]))
-
-    return faulty
+    _register(trainer, in_type(torch.float16))
 
 
 @injection
@@ -107,7 +97,7 @@ def bit_flipped_on_wire(trainer: Trainer, size: float | None) -> None:
     """Flip one bit in what rank 1 sends: of the largest number of the largest tensor, so that rounding does not hide it."""
     parameter = largest(trainer)
 
-    def faulty(bucket: Any) -> torch.futures.Future[Tensor]:
+    def faulty(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
         sent = bucket.buffer().mul_(1 / trainer.seat.world_size)
         for sender, values in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if sender is parameter and trainer.seat.rank == CHOSEN:
@@ -169,7 +159,7 @@ def _lose_rows(table: nn.Parameter, count: int, rank: int) -> None:
     lost = [row for row in rows[CHOSEN] if row not in others][:count]
     kept = torch.tensor([row not in lost for row in rows[CHOSEN]], device=table.device)
     indices, values = gradient.indices()[:, kept], gradient.values()[kept]
-    table.grad = torch.sparse_coo_tensor(indices, values, table.shape).coalesce()
+    table.grad = torch.sparse_coo_tensor(indices, values, table.shape, check_invariants=False).coalesce()
 
 
 def _replace(parameter: nn.Parameter, gradient: Tensor | None) -> None:
@@ -177,10 +167,13 @@ def _replace(parameter: nn.Parameter, gradient: Tensor | None) -> None:
         parameter.grad.copy_(gradient)
 
 
-def _register(trainer: Trainer, hook: Callable[[Any], Any]) -> None:
+def _register(trainer: Trainer, hook: Hook) -> None:
     """Let DDP reduce its buckets by ``hook``."""
     ddp = trainer.wrapped._ddp
     require(ddp is not None, trainer, "all gradients are sparse")
+    hook_of_plan = trainer.plan.ddp.comm_hook
+    require(hook_of_plan == "none", trainer, f"DDP takes one communication hook, and has that of ddp.comm_hook={hook_of_plan}")
     assert ddp is not None
-    # A lambda, because DDP refuses any annotation but its own, which is not exported.
-    ddp.register_comm_hook(None, lambda state, bucket: hook(bucket))
+    declared = trainer.plan.ddp.comm_hook
+    require(declared == "none", trainer, f"gradients travel by ddp.comm_hook={declared} already")
+    ddp.register_comm_hook(None, hook)

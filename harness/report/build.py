@@ -13,6 +13,7 @@ from harness.compare.launches import Launch
 from harness.compare.performance import MARGINS, PerformanceVerdict, Resolution, compare, resolution
 from harness.compare.phases import PROOF, phases
 from harness.errors import NotComparable
+from harness.plan import RunPlan
 from harness.record import RankResult
 from harness.report.marks import marks_of
 from harness.report.sweep_report import JobReport, SweepReport
@@ -20,11 +21,11 @@ from harness.report.table import first_step_s, step_times
 
 NOT_THE_WORK = frozenset(
     {
-        *("num_workers", "log_every", "eval_every", "checkpoint_every", "deterministic", "find_unused_parameters"),
+        *("num_workers", "log_every", "eval_every", "checkpoint_every", "deterministic", "compile", "ddp"),
         *("compare", "on_mismatch", "reference"),
     }
 )
-"""Settings of the training that do not change what is computed, so that jobs which differ in them are compared."""
+"""Settings of the training that do not change what is to be computed, so that jobs which differ in them are compared."""
 
 
 def sweep_report(
@@ -78,7 +79,12 @@ def _start(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> Perfo
 
 
 def _paired(base: JobReport, job: JobReport) -> bool:
-    return bool(base.trials and job.trials) and not differences(base.plan, job.plan)
+    return bool(base.trials and job.trials) and same_work(base.plan, job.plan)
+
+
+def same_work(plan: RunPlan, other: RunPlan) -> bool:
+    """Return whether two jobs may be launched in pairs: they differ only in how ranks start and how gradients are reduced."""
+    return all(name == "compile" or name.startswith("ddp.") for name in differences(plan, other))
 
 
 def _resolutions(job: JobReport, machine: Mapping[str, str]) -> Iterator[Resolution]:

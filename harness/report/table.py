@@ -211,9 +211,7 @@ def verified_cell(job: JobReport) -> str:
         return "failed"
     if job.identical_to is not None:
         return f"identical to job {job.identical_to}"
-    if job.correctness is not None and job.correctness.num_checked:
-        return f"equal to 1 process: {job.correctness.num_passed} of {job.correctness.num_checked} checks"
-    return "not checked"
+    return job.correctness.label if job.correctness is not None else "not checked"
 
 
 # The table
@@ -307,7 +305,7 @@ def _is_number(text: str) -> bool:
 def notes(sweep: SweepReport) -> list[str]:
     """Return what a reader must know beside the table, a sentence each."""
     found = [f"{said}." for job in sweep.jobs for said in (*_undecided(job), *_start_said(job), *_resolved(job))]
-    found += disturbed(sweep.jobs)
+    found += disturbed(sweep.jobs) + compressed(sweep.jobs)
     if any(job.speed is not None and job.speed.pairs == 1 for job in sweep.jobs):
         found.append("* No claim of speed: one launch per job says nothing beyond its own spread.")
     return found + [f"job {job.plan.job}: {_why_red(job)}" for job in sweep.jobs if state(job) == "red"]
@@ -340,6 +338,16 @@ def disturbed(jobs: Iterable[JobReport]) -> list[str]:
     numbers = [arm.removeprefix("job ") for arm in arms]
     named = f"job {ranges([int(n) for n in numbers])}" if all(n.isdigit() for n in numbers) else " and ".join(arms)
     return [f"The machine was disturbed during {named} (such as {found[0]}): speeds that rest on that are not compared."]
+
+
+def compressed(jobs: Iterable[JobReport]) -> list[str]:
+    """Return which jobs train something else than one process does, because their settings ask for it."""
+    hooks: dict[str, list[int]] = {}
+    for job in jobs:
+        if job.plan.train is not None and job.plan.train.ddp.comm_hook != "none" and job.plan.nprocs > 1:
+            hooks.setdefault(job.plan.train.ddp.comm_hook, []).append(job.plan.job)
+    what = "gradients travel compressed, so the training is not that of one process; what was checked is the rest"
+    return [f"job {ranges(numbers)}: ddp.comm_hook={hook}: {what}." for hook, numbers in hooks.items()]
 
 
 def _why_red(job: JobReport) -> str:
