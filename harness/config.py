@@ -78,6 +78,7 @@ class DdpConf:
     gradient_as_bucket_view: bool = setting(False, "gradients live in the buckets: less memory, one copy fewer")
     static_graph: bool = setting(False, "every step uses the same parameters in the same way")
     find_unused_parameters: bool = setting(False, "for models that do not use every parameter in every step")
+    wrap_one_rank: bool = setting(False, "DDP at nprocs=1 too, to see what it costs by itself")
     comm_hook: str = setting("none", "gradients travel compressed, not to the bit: none, fp16, bf16, powersgd")
 
 

@@ -24,6 +24,23 @@ from harness.group import world_size
 from harness.sparse import SparseTables, sparse_tables
 
 
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """How DDP reduces gradients.
+
+    Attributes:
+        gradient_as_bucket_view: Whether gradients live in the buckets: less memory, one copy fewer.
+        static_graph: Whether every step uses the same parameters in the same way.
+        wrap_one_rank: Whether a single rank gets DDP too, to see what that alone costs.
+        comm_hook: Makes what reduces a bucket in place of the mean in the gradients' own type.
+    """
+
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    wrap_one_rank: bool = False
+    comm_hook: MakeHook | None = None
+
+
 class DataParallel(nn.Module):
     """Train one module on all ranks of a group, each rank with its own part of the batch.
 
@@ -56,8 +73,7 @@ class DataParallel(nn.Module):
             a backward; then it puts its buckets in the order of that, and sends the small one first, to start early.
         find_unused_parameters: Search each step's graph for parameters that it does not use.
         group: The process group; None is the default one.
-        ddp_options: Further options of DDP's own, such as ``static_graph``.
-        comm_hook: Makes what reduces a bucket in place of the mean in the gradients' own type.
+        reduction: How gradients are reduced, beyond that.
 
     Raises:
         ConfigError: If a buffer size is not positive.
@@ -76,18 +92,18 @@ class DataParallel(nn.Module):
         find_unused_parameters: bool = False,
         group: ProcessGroup | None = None,
         *,
-        ddp_options: Mapping[str, Any] | None = None,
-        comm_hook: MakeHook | None = None,
+        reduction: Reduction | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self.find_unused_parameters = find_unused_parameters
         self.group = group
+        self._reduction = reduction or Reduction()
         self._options: dict[str, Any] = {
             **_bucket_options(comm_buffer_size, last_comm_buffer_size),
-            **(ddp_options or {}),
+            "gradient_as_bucket_view": self._reduction.gradient_as_bucket_view,
+            "static_graph": self._reduction.static_graph,
         }
-        self._comm_hook = comm_hook
         self._synchronising = True
         self._warned: set[str] = set()
         register: Any = self.register_load_state_dict_pre_hook
@@ -186,7 +202,7 @@ class DataParallel(nn.Module):
         # Holding the parameters keeps their identities from being used again.
         self._known_parameters = dict(self.named_parameters())
         self._wrapped_layout = _Layout.of(self)
-        if self._wrapped_layout.world_size == 1:
+        if self._wrapped_layout.world_size == 1 and not (self._reduction.wrap_one_rank and dist.is_initialized()):
             return
         tables = sparse_tables(self.module)
         dense = [p for p in self.module.parameters() if p.requires_grad and not any(p is table for table in tables)]
@@ -207,8 +223,8 @@ class DataParallel(nn.Module):
                 find_unused_parameters=self.find_unused_parameters,
                 **self._options,
             )
-        if self._comm_hook is not None:
-            made.register_comm_hook(*self._comm_hook())
+        if self._reduction.comm_hook is not None:
+            made.register_comm_hook(*self._reduction.comm_hook())
         return made
 
 

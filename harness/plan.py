@@ -56,6 +56,7 @@ class Ddp:
 
     Attributes:
         bucket_cap_mb: Size in MiB of the buckets in which gradients travel; 25 is torch's default, with a small one of 1.
+        wrap_one_rank: Whether a single rank gets DDP too.
         comm_hook: How they are compressed on their way: ``none``, ``fp16``, ``bf16`` or ``powersgd``.
     """
 
@@ -63,6 +64,7 @@ class Ddp:
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     find_unused_parameters: bool = False
+    wrap_one_rank: bool = False
     comm_hook: str = "none"
 
     def checks(self) -> list[tuple[bool, str]]:

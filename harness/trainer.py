@@ -23,7 +23,7 @@ from harness.digest import kind_digests
 from harness.errors import ConfigError, HarnessError
 from harness.gradients import are_finite, clip_, gradient_values, scale_
 from harness.loader import epoch_batches, load, to_device
-from harness.parallel import DataParallel
+from harness.parallel import DataParallel, Reduction
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_scheduler
 from harness.record import joined
@@ -169,8 +169,7 @@ class Trainer:
             self.loss_module,
             comm_buffer_size=ddp.bucket_cap_mb,
             find_unused_parameters=ddp.find_unused_parameters,
-            ddp_options={"gradient_as_bucket_view": ddp.gradient_as_bucket_view, "static_graph": ddp.static_graph},
-            comm_hook=comm_hook(ddp.comm_hook),
+            reduction=Reduction(ddp.gradient_as_bucket_view, ddp.static_graph, ddp.wrap_one_rank, comm_hook(ddp.comm_hook)),
         )
 
     def _settle_buckets(self) -> None:

@@ -1,4 +1,4 @@
-"""Jobs in comparison: those that differ only in how ranks start or gradients are reduced are launched again, in ABBA order."""
+"""Jobs in comparison: those that do the same work in different ways are launched again and again, in ABBA order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from harness.compare.order import Slot, repeats, schedule
 from harness.plan import RunPlan, Trial
 from harness.record import RunResult
-from harness.report.build import same_work, trials_of
+from harness.report.arms import trials_of
+from harness.report.build import may_pair
 from harness.report.sweep_report import JobReport
 from harness.rundir import RunDir
 from harness.sweep import run_job
@@ -25,7 +26,7 @@ def groups(reports: Sequence[JobReport], aa: bool) -> list[list[JobReport]]:
         if report.plan.train is None or report.result.status != "ok":
             continue
         for group in found:
-            if same_work(group[0].plan, report.plan):
+            if may_pair(group[0].plan, report.plan):
                 group.append(report)
                 break
         else:

@@ -76,13 +76,13 @@ def four_jobs(folder="/tmp/outputs/2026-11-30/04-34-01"):
     return sweep_report(folder, [job_of(n, method, nprocs, folder=f"{folder}/{n}") for n, method, nprocs in made], MACHINE)
 
 
-def with_trials(job, factor, pairs=6, start_s=0.0, aa=False):
+def with_trials(job, factor, pairs=6, start_s=0.0, aa=False, order=2):
     """Return the job with several launches, each ``factor`` times as long as usual, with little noise; ``start_s`` later."""
     rng = random.Random(job.plan.job)
     trials = []
     for pair in range(pairs):
         base_s = 0.01 * factor * (1 + 0.002 * rng.random())
-        plan = dataclasses.replace(job.plan, trial=Trial(2 * pair + job.plan.job % 2, pair, aa=aa))
+        plan = dataclasses.replace(job.plan, trial=Trial(order * pair + job.plan.job, pair, aa=aa))
         result = result_of(job.plan.nprocs, base_s=base_s, seed=pair)
         marks = {**result.marks, "called": result.marks["called"] - start_s}
         trials.append((plan, dataclasses.replace(result, marks=marks)))

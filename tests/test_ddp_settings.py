@@ -14,7 +14,7 @@ from harness.compress import WIRE, comm_hook
 from harness.errors import ConfigError
 from harness.plan import Ddp, RunPlan
 from harness.report import table as tables
-from harness.report.build import same_work, sweep_report
+from harness.report.build import may_pair, sweep_report
 from harness.rundir import RunDir
 from harness.trials import groups
 from tests.reports import MACHINE, job_of, plan_of
@@ -111,7 +111,7 @@ def test_jobs_that_differ_in_how_gradients_are_reduced_are_compared():
     jobs = [job_of(0), job_of(1, ddp=Ddp(bucket_cap_mb=1)), job_of(2, ddp=Ddp(comm_hook="bf16")), job_of(3, compile=True)]
     assert [job.baseline for job in sweep_report("f", jobs, MACHINE).jobs] == [0, 0, 0, 0]
     assert [[job.plan.job for job in group] for group in groups(jobs, aa=False)] == [[0, 1, 2, 3]]
-    assert not same_work(jobs[0].plan, job_of(4, seed=1).plan)
+    assert not may_pair(jobs[0].plan, job_of(4, seed=1).plan)
 
 
 def test_jobs_with_compressed_gradients_are_named():

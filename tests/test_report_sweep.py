@@ -12,7 +12,8 @@ from harness.errors import ConfigError, NotComparable
 from harness.machine import machine_facts
 from harness.report import table as tables
 from harness.report.against import against, against_table
-from harness.report.build import launch_of, sweep_report
+from harness.report.arms import launch_of
+from harness.report.build import sweep_report
 from harness.report.folder import SweepDir, find_sweeps, read_sweep, whole_sweep
 from harness.report.reporter import Reporters
 from harness.report.terminal import Terminal

@@ -4,6 +4,7 @@ import io
 import pytest
 from rich.console import Console
 
+from harness.plan import Ddp
 from harness.report import table as tables
 from harness.report.build import sweep_report
 from harness.report.terminal import Terminal, report_lines
@@ -107,12 +108,44 @@ def test_start_up_is_claimed_beside_the_speed_and_how_sure_that_is():
     jobs = [with_trials(job_of(0, "spawn", 2), 1.0), with_trials(job_of(1, "launch", 2), 1.0, start_s=3.0)]
     sweep = sweep_report("f", jobs, MACHINE)
     table = tables.sweep_table(sweep)
-    assert table.column("start") == ["baseline", "2.49x slower"]
+    assert table.column("start") == ["", "2.49x slower"]
     assert table.column("speed") == ["baseline", "equivalent +-10%"]
-    assert "job 1, first step: 2.49x slower (95 % interval 2.49 to 2.49, 6 pairs)." in tables.notes(sweep)
+    assert "job 1 against job 0, first step: 2.49x slower (95 % interval 2.49 to 2.49, 6 pairs)." in tables.notes(sweep)
     assert "start" not in tables.sweep_table(four_jobs("f")).columns
     unknown = dataclasses.replace(sweep.jobs[1], start=None)
     assert tables.start_cell(unknown) == ""
+
+
+def test_launchers_are_told_apart_at_each_number_of_ranks():
+    made = [(0, "spawn", 1), (1, "launch", 1), (2, "spawn", 2), (3, "launch", 2)]
+    factors = {0: 1.0, 1: 1.0, 2: 0.6, 3: 0.9}
+    sweep = sweep_report("f", [with_trials(job_of(n, m, r), factors[n], order=4) for n, m, r in made], MACHINE)
+    assert [job.rival for job in sweep.jobs] == [None, 0, None, 2]
+    assert [job.baseline for job in sweep.jobs] == [0, 0, 0, 0]
+    assert any(line.startswith("job 3 against job 2, step: 1.50x slower") for line in tables.notes(sweep))
+
+
+def test_scaling_is_said_in_two_factors_or_what_is_missing():
+    def said(*jobs, cores="4"):
+        return [*sweep_report("f", jobs, {**MACHINE, "cores": cores}).scaling.values()]
+
+    one, two = job_of(0), job_of(2, nprocs=2)
+    wrapped = job_of(1, ddp=Ddp(wrap_one_rank=True))
+    (whole,) = said(one, wrapped, two)
+    assert whole.startswith("strong scaling to 2 ranks: efficiency 0.8") and "(plain process to DDP) x " in whole
+    assert "one launch each, no interval" in whole
+    (part,) = said(one, two)
+    assert part.endswith("a job with nprocs=1 ddp.wrap_one_rank=true would tell DDP's own share.")
+    (weak,) = said(one, job_of(2, nprocs=2, global_batch_size=64))
+    assert weak.startswith("weak scaling to 2 ranks")
+    assert said(one, two, cores="1") == ["oversubscribed, scaling not defined."]
+    assert said(one, job_of(2, nprocs=2, global_batch_size=48)) == said(two) == []
+    threads = dataclasses.replace(two, plan=dataclasses.replace(two.plan, threads=2))
+    assert said(one, threads) == [
+        "no scaling, because job 2 cannot be compared with job 0: threads is 2 against 1; set it to the same for both.",
+    ]
+    several = said(*(with_trials(job, factor, order=3) for job, factor in ((one, 1.0), (wrapped, 1.1), (two, 0.6))))
+    assert "95 % interval" in several[0] and "6 triples" in several[0]
 
 
 def test_a_job_held_against_itself_tells_what_the_machine_can_tell_apart():
@@ -321,7 +354,7 @@ def test_a_sweeper_that_brings_jobs_in_batches_gets_a_table_for_each():
     sweep = four_jobs("outputs/a/b")
     jobs = [a_job(3, "launch", 2)]
     text, _ = shown(lambda out: (out.begin("outputs/a/b", jobs), out.report(sweep)))
-    assert [line.split()[0] for line in text.splitlines() if line.startswith("  ")] == ["3"]
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  ") and line.split()[0].isdigit()] == ["3"]
 
 
 def test_an_inline_rank_has_the_terminal_for_itself():

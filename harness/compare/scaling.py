@@ -31,20 +31,21 @@ class Scaling:
 
 
 def scaling(
-    kind: Literal["weak", "strong"], plain: Sequence[Launch], single: Sequence[Launch], many: Sequence[Launch]
+    kind: Literal["weak", "strong"], plain: Sequence[Launch], single: Sequence[Launch] | None, many: Sequence[Launch]
 ) -> Scaling:
     """Return weak efficiency T(1,b) / T(N,Nb), or strong T(1,B) / (N T(N,B)); T is the time of a step.
 
     Args:
         kind: ``weak`` (the batch of a rank stays) or ``strong`` (the global batch stays).
         plain: Launches of one process without DDP, which count as (1, b).
-        single: Launches of DDP with one rank.
+        single: Launches of DDP with one rank; None where there are none, so that the factors are not told apart.
         many: Launches of DDP with N ranks; all three are joined by ``pair``.
 
     Raises:
         NotComparable: Conditions or batch sizes do not fit.
     """
-    arms = [counted(arm, name) for arm, name in ((plain, "plain"), (single, "DDP of 1 rank"), (many, "DDP"))]
+    asked = ((plain, "plain"), (plain if single is None else single, "DDP of 1 rank"), (many, "DDP"))
+    arms = [counted(arm, name) for arm, name in asked]
     last = next(iter(arms[2].values()))
     _require_scalable(kind, arms, last.nprocs)
     if any(launch.oversubscribed for launch in arms[2].values()):
@@ -53,7 +54,7 @@ def scaling(
     clean = [triple for triple in triples if not reasons(triple)]
     if not clean:
         return Scaling(kind, last.nprocs, None, None, None, "all launches contaminated, no number")
-    return _scaling(kind, last.nprocs, clean)
+    return _scaling(kind, last.nprocs, clean, split=single is not None)
 
 
 def _require_scalable(kind: str, arms: Sequence[Mapping[int, Launch]], nprocs: int) -> None:
@@ -70,7 +71,7 @@ def _require_scalable(kind: str, arms: Sequence[Mapping[int, Launch]], nprocs: i
         raise NotComparable(f"{kind} scaling of {first.arm} to {nprocs} ranks needs {needed}, in {last.arm}.")
 
 
-def _scaling(kind: Literal["weak", "strong"], nprocs: int, triples: Sequence[tuple[Launch, ...]]) -> Scaling:
+def _scaling(kind: Literal["weak", "strong"], nprocs: int, triples: Sequence[tuple[Launch, ...]], split: bool) -> Scaling:
     adjust = all(adjustable(launch) for triple in triples for launch in triple)
     step_s = launch_step_s if adjust else raw_step_s
     plain, single, many = ([step_s(launch) for launch in arm] for arm in zip(*triples, strict=True))
@@ -81,8 +82,11 @@ def _scaling(kind: Literal["weak", "strong"], nprocs: int, triples: Sequence[tup
     efficiency = stats.paired_ratio(stats.log_ratios(scaled, plain))
     factors = f"{wrapping.ratio:.2f} (plain process to DDP) x {spreading.ratio:.2f} (1 to {nprocs} ranks)"
     sure = "one launch each, no interval" if efficiency.interval is None else _efficiency_interval(efficiency)
-    sentence = f"{kind} scaling to {plural(nprocs, 'rank')}: efficiency {efficiency.ratio:.2f} ({sure}) = {factors}"
-    return Scaling(kind, nprocs, efficiency, wrapping, spreading, sentence)
+    sentence = f"{kind} scaling to {plural(nprocs, 'rank')}: efficiency {efficiency.ratio:.2f} ({sure})"
+    if not split:
+        missing = f"{sentence}; a job with nprocs=1 ddp.wrap_one_rank=true would tell DDP's own share"
+        return Scaling(kind, nprocs, efficiency, None, None, missing)
+    return Scaling(kind, nprocs, efficiency, wrapping, spreading, f"{sentence} = {factors}")
 
 
 def _efficiency_interval(efficiency: stats.PairedRatio) -> str:

@@ -11,7 +11,8 @@ from harness.compare.launches import Launch
 from harness.compare.performance import PerformanceVerdict, compare
 from harness.errors import NotComparable
 from harness.report import table as tables
-from harness.report.build import digests, launch_of, trials_of, work
+from harness.report.arms import launch_of, trials_of, work
+from harness.report.build import digests
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import Table
 

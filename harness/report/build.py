@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.compare.chains import differences
-from harness.compare.launches import Launch
 from harness.compare.performance import MARGINS, PerformanceVerdict, Resolution, compare, resolution
-from harness.compare.phases import PROOF, phases
 from harness.errors import NotComparable
 from harness.plan import RunPlan
 from harness.record import RankResult
-from harness.report.marks import marks_of
+from harness.report.arms import launch_of, trials_of, work
+from harness.report.efficiency import scaling_sentences
 from harness.report.sweep_report import JobReport, SweepReport
-from harness.report.table import first_step_s, step_times
-
-NOT_THE_WORK = frozenset(
-    {
-        *("num_workers", "log_every", "eval_every", "checkpoint_every", "deterministic", "compile", "ddp"),
-        *("compare", "on_mismatch", "reference"),
-    }
-)
-"""Settings of the training that do not change what is to be computed, so that jobs which differ in them are compared."""
+from harness.report.table import step_times
 
 
 def sweep_report(
@@ -35,7 +24,7 @@ def sweep_report(
     done: list[JobReport] = []
     for job in sorted(jobs, key=lambda job: job.plan.job):
         done.append(_compared(job, done, machine))
-    return SweepReport(folder, tuple(done), machine, clock_offset_s)
+    return SweepReport(folder, tuple(done), machine, clock_offset_s, scaling=dict(scaling_sentences(done, machine)))
 
 
 def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str, str]) -> JobReport:
@@ -49,42 +38,50 @@ def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str,
     base = next((one for one in before if one.baseline == one.plan.job and work(one) == work(job)), None)
     if base is None:
         return dataclasses.replace(job, baseline=job.plan.job)
-    speed, start = _speed(base, job, machine), _start(base, job, machine)
-    return dataclasses.replace(job, baseline=base.plan.job, speed=speed, start=start)
-
-
-def work(job: JobReport) -> dict[str, Any]:
-    """Return the settings that decide what is computed, by name."""
-    assert job.plan.train is not None
-    return {k: v for k, v in dataclasses.asdict(job.plan.train).items() if k not in NOT_THE_WORK}
+    job = dataclasses.replace(job, baseline=base.plan.job, speed=_speed(base, job, machine))
+    return _against_rival(job, before, machine)
 
 
 def _speed(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> PerformanceVerdict | None:
     paired = _paired(base, job)
     mine, theirs = (trials_of(one, machine) if paired else [launch_of(one, machine)] for one in (job, base))
     try:
-        return compare(theirs, mine, varied=() if paired else ("nprocs", "threads"))
+        return compare(theirs, mine, varied=("nprocs", "threads"))
     except NotComparable:
         return None
 
 
-def _start(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> PerformanceVerdict | None:
-    """Return which of two jobs starts faster; None without several launches of both: one says nothing of start-up."""
-    if not _paired(base, job):
-        return None
+def _against_rival(job: JobReport, before: Sequence[JobReport], machine: Mapping[str, str]) -> JobReport:
+    """Return the job with how it runs and starts against the first one of as many ranks; one launch says nothing of that."""
+    alike = (one for one in before if one.plan.nprocs == job.plan.nprocs and work(one) == work(job) and _paired(one, job))
+    rival = next(alike, None)
+    if rival is None:
+        return job
     try:
-        return compare(trials_of(base, machine), trials_of(job, machine), "start")
+        arms = trials_of(rival, machine), trials_of(job, machine)
+        return dataclasses.replace(job, rival=rival.plan.job, pace=compare(*arms), start=compare(*arms, "start"))
     except NotComparable:
-        return None
+        return job
 
 
 def _paired(base: JobReport, job: JobReport) -> bool:
-    return bool(base.trials and job.trials) and same_work(base.plan, job.plan)
+    return bool(base.trials and job.trials) and may_pair(base.plan, job.plan)
 
 
-def same_work(plan: RunPlan, other: RunPlan) -> bool:
-    """Return whether two jobs may be launched in pairs: they differ only in how ranks start and how gradients are reduced."""
-    return all(name == "compile" or name.startswith("ddp.") for name in differences(plan, other))
+def may_pair(plan: RunPlan, other: RunPlan) -> bool:
+    """Return whether two jobs may be launched in turn: the same work, however ranks start, share it and reduce gradients.
+
+    Work is the same too where each rank has as much of it (weak scaling).
+    """
+    found = differences(plan, other)
+    if "global_batch_size" in found and _per_rank(plan) == _per_rank(other):
+        del found["global_batch_size"]
+    return all(name in ("compile", "nprocs", "threads", "devices") or name.startswith("ddp.") for name in found)
+
+
+def _per_rank(plan: RunPlan) -> float:
+    assert plan.train is not None
+    return plan.train.global_batch_size / plan.nprocs
 
 
 def _resolutions(job: JobReport, machine: Mapping[str, str]) -> Iterator[Resolution]:
@@ -92,71 +89,6 @@ def _resolutions(job: JobReport, machine: Mapping[str, str]) -> Iterator[Resolut
     launches = trials_of(job, machine)
     if launches and all(plan.trial and plan.trial.aa for plan, _ in job.trials):
         yield from filter(None, (resolution(launches, quantity) for quantity in MARGINS))
-
-
-def trials_of(job: JobReport, machine: Mapping[str, str]) -> list[Launch]:
-    """Return every trial of a job as numbers to compare; one that failed is missing, and so counts as disturbed."""
-    done = [(plan, result) for plan, result in job.trials if result.status == "ok"]
-    return [launch_of(dataclasses.replace(job, plan=plan, result=result), machine) for plan, result in done]
-
-
-def launch_of(job: JobReport, machine: Mapping[str, str]) -> Launch:
-    """Return one run as the numbers that performance is compared by; of ranks, the one that was disturbed most."""
-    assert job.plan.train is not None
-    windows = [window for rank in job.result.ranks if (window := _window(rank))]
-    wall_s = max((window["t"] for window in windows), default=sum(step_times(job)))
-    pressure = _largest(windows, "pressure_s")
-    return Launch(
-        arm=f"job {job.plan.job}",
-        order=job.plan.trial.order if job.plan.trial else job.plan.job,
-        pair=job.plan.trial.pair if job.plan.trial else 0,
-        start_s=first_step_s(job) - _proof_s(job),
-        step_s=tuple(step_times(job)),
-        samples_per_step=job.plan.train.global_batch_size,
-        nprocs=job.plan.nprocs,
-        threads=job.plan.threads,
-        machine=digest(machine),
-        cores=int(machine["cores"]) if machine.get("cores", "").isdigit() else None,
-        wall_s=wall_s,
-        run_delay_s=_largest(windows, "run_delay_s"),
-        step_delay_s=tuple(_step_delays(job)),
-        cpu_pressure=None if pressure is None or not wall_s else pressure / wall_s,
-        throttled=int(_largest(windows, "throttled") or 0),
-        major_faults=int(_largest(windows, "major_faults") or 0),
-        involuntary_switches=int(_largest(windows, "involuntary_switches") or 0),
-    )
-
-
-def _proof_s(job: JobReport) -> float:
-    """Return the seconds of start-up that the proof took, of the slowest rank."""
-    parts = [[p.seconds for p in phases(marks_of(job, rank)) if p.phase in PROOF] for rank in job.result.ranks]
-    return max((sum(seconds) for seconds in parts), default=0.0)
-
-
-def _window(rank: RankResult) -> dict[str, float]:
-    """Return what the kernel counted from the end of the warm-up to the last step; empty where it was not recorded."""
-    at = {meter["name"]: meter for meter in rank.meters}
-    if not {"warm", "last step"} <= at.keys():
-        return {}
-    first, last = at["warm"], at["last step"]
-    return {k: last[k] - v for k, v in first.items() if k != "name" and v is not None and last[k] is not None}
-
-
-def _largest(windows: Sequence[Mapping[str, float]], name: str) -> float | None:
-    return max((window[name] for window in windows if name in window), default=None)
-
-
-def _step_delays(job: JobReport) -> list[float]:
-    """Return the run-delay of each measured step, of its slowest rank; empty where any was not recorded."""
-    warmup = job.plan.train.warmup_steps if job.plan.train else 0
-    steps = list(zip(*(rank.steps for rank in job.result.ranks), strict=False))[warmup:]
-    delays = [max(parts, key=lambda step: step.seconds).delay_s for parts in steps]
-    return [delay for delay in delays if delay is not None] if None not in delays else []
-
-
-def digest(machine: Mapping[str, str]) -> str:
-    """Return a short name of a machine's facts; equal facts, equal name."""
-    return hashlib.sha256(json.dumps(dict(machine), sort_keys=True).encode()).hexdigest()[:16]
 
 
 # The same, bit for bit

@@ -53,6 +53,8 @@ def _job(job: JobReport) -> dict[str, Any]:
         "evaluation": evaluations[-1].means() if evaluations else None,
         "baseline": job.baseline,
         "speed": _speed(job.speed) if job.speed else None,
+        "rival": job.rival,
+        "pace": _speed(job.pace) if job.pace else None,
         "start": _speed(job.start) if job.start else None,
         "resolutions": [dataclasses.asdict(one) for one in job.resolutions],
         "identical_to": job.identical_to,

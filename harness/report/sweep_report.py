@@ -23,7 +23,9 @@ class JobReport:
         identical_to: Number of the job whose digests are these, bit for bit; None without one.
         baseline: Number of the job that its speed is compared with; its own number for a baseline.
         speed: None for a baseline, and where nothing was compared.
-        start: The same for the time from the call to the first step, where both were launched in pairs.
+        rival: Number of the first job with as many ranks that it was launched in pairs with; None without one.
+        pace: Its speed against the rival's.
+        start: The same for the time from the call to the first step.
         trials: Plan and result of each further launch, made to compare launchers.
         resolutions: What the job, held against itself, shows of the machine; empty unless that was asked for.
     """
@@ -37,6 +39,8 @@ class JobReport:
     identical_to: int | None = None
     baseline: int | None = None
     speed: PerformanceVerdict | None = None
+    rival: int | None = None
+    pace: PerformanceVerdict | None = None
     start: PerformanceVerdict | None = None
     trials: tuple[tuple[RunPlan, RunResult], ...] = ()
     resolutions: tuple[Resolution, ...] = ()
@@ -50,6 +54,7 @@ class SweepReport:
         folder: The sweep's folder, absolute.
         machine: What it ran on: cores, CPU, memory, versions.
         clock_offset_s: What added to CLOCK_MONOTONIC gives the time of day; None where it was not recorded.
+        scaling: Number of a job of several ranks -> how it scales from one.
         faults: Of runs with an injected fault: name of the fault -> rung -> ``passed``, ``failed`` or ``not checked``.
     """
 
@@ -58,3 +63,4 @@ class SweepReport:
     machine: Mapping[str, str] = field(default_factory=dict)
     clock_offset_s: float | None = None
     faults: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    scaling: Mapping[int, str] = field(default_factory=dict)

@@ -188,10 +188,10 @@ def speed_cell(job: JobReport, short: bool = False) -> str:
 
 
 def start_cell(job: JobReport) -> str:
-    """Return what is claimed of a job's start-up; from one launch each, nothing."""
-    if job.result.status != "ok" or job.baseline == job.plan.job:
-        return speed_cell(job)
-    return job.start.label if job.start is not None else ""
+    """Return what is claimed of a job's start-up against the rival's; from one launch each, nothing."""
+    if job.start is None:
+        return "" if job.result.status == "ok" else "failed"
+    return job.start.label
 
 
 def ratio_cell(speed: PerformanceVerdict | None, short: bool = False) -> str:
@@ -304,8 +304,9 @@ def _is_number(text: str) -> bool:
 
 def notes(sweep: SweepReport) -> list[str]:
     """Return what a reader must know beside the table, a sentence each."""
-    found = [f"{said}." for job in sweep.jobs for said in (*_undecided(job), *_start_said(job), *_resolved(job))]
+    found = [f"{said}." for job in sweep.jobs for said in (*_undecided(job), *_of_rival(job), *_resolved(job))]
     found += disturbed(sweep.jobs) + compressed(sweep.jobs)
+    found += [f"job {job.plan.job}: {sweep.scaling[job.plan.job]}" for job in sweep.jobs if job.plan.job in sweep.scaling]
     if any(job.speed is not None and job.speed.pairs == 1 for job in sweep.jobs):
         found.append("* No claim of speed: one launch per job says nothing beyond its own spread.")
     return found + [f"job {job.plan.job}: {_why_red(job)}" for job in sweep.jobs if state(job) == "red"]
@@ -318,9 +319,11 @@ def _undecided(job: JobReport) -> tuple[str, ...]:
     return (f"job {job.plan.job}: {job.speed.sentences[0]}",)
 
 
-def _start_said(job: JobReport) -> tuple[str, ...]:
-    """Return how sure the verdict on start-up is."""
-    return (f"job {job.plan.job}, first step: {job.start.sentences[0]}",) if job.start is not None else ()
+def _of_rival(job: JobReport) -> list[str]:
+    """Return what is claimed against the rival, and how sure that is."""
+    named = f"job {job.plan.job} against job {job.rival}"
+    pace = [f"{named}, step: {job.pace.sentences[0]}"] if job.pace is not None and job.rival != job.baseline else []
+    return [*pace, *([f"{named}, first step: {job.start.sentences[0]}"] if job.start is not None else [])]
 
 
 def _resolved(job: JobReport) -> list[str]:
