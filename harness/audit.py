@@ -99,7 +99,7 @@ class Trials:
 
             evidence = Verification(self._rank, plan, kept, seat).run()
         trial = self._trial(plan, evidence, made[0]) if self._seat.rank == 0 else None
-        return trial, self.tell(trial is not None and trial.fired is not None)
+        return trial, bool(self.tell(trial is not None and trial.fired is not None))
 
     def _trial(self, plan: TrainPlan, evidence: Evidence | None, trainer: Trainer) -> Trial:
         assert evidence is not None
@@ -123,12 +123,12 @@ class Trials:
                 self._alone[key] = train_alone(plan, self._dataset, self._seat.device, steps)
         return self._alone[key]
 
-    def tell(self, value: bool) -> bool:
+    def tell(self, value: Any) -> Any:
         """Return rank 0's value on all ranks."""
         values: list[Any] = [value]
         if self._seat.world_size > 1:
             dist.broadcast_object_list(values, 0)
-        return bool(values[0])
+        return values[0]
 
 
 def audit(rank: Rank, trials: Trials, seat: Seat) -> None:
@@ -149,8 +149,9 @@ def audit(rank: Rank, trials: Trials, seat: Seat) -> None:
     if seat.rank == 0:
         write_json(rank.run.audit, data)
         rank.record.log("INFO", "\n".join(["What the checks catch:", *audit_lines(data)]))
-    if trials.tell(bool(wrong)) and plan.on_mismatch == "stop":
-        raise Mismatch("The checks are wrong about this training. " + "; ".join(wrong), is_consequence=seat.rank != 0)
+    said = trials.tell("; ".join(wrong))
+    if said and plan.on_mismatch == "stop":
+        raise Mismatch(f"The checks are wrong about this training. {said}.", is_consequence=seat.rank != 0)
 
 
 def _faulty(rank: Rank, plan: TrainPlan, trials: Trials, nprocs: int) -> tuple[list[Trial | None], dict[str, str]]:

@@ -72,6 +72,7 @@ class Reference:
         self.model = self._born()
         self.birth = self._birth()
         self._declared = self.recipe.optimizer(self.model)
+        self._has_stepped = False
         self._scheduler = make_scheduler(self.recipe, self._declared, num_steps)
 
     def _born(self) -> nn.Module:
@@ -155,19 +156,35 @@ class Reference:
 
     def next_step(self) -> None:
         """Let the recipe's own scheduler go on."""
-        self.model.zero_grad(set_to_none=True)
-        self._declared.step()
+        if not self._has_stepped:
+            # Schedulers warn of an optimizer that did nothing.
+            self.model.zero_grad(set_to_none=True)
+            self._declared.step()
+        self._has_stepped = False
         if self._scheduler is not None:
             self._scheduler.step()
 
-    def update(self, state: TrainingState, reduced: Gradients, items: float | None) -> tuple[Digests, list[str]]:
+    def update(
+        self, state: TrainingState, reduced: Gradients, items: float | None, found: Digests
+    ) -> tuple[Digests, list[str]]:
         """Return the state after an optimizer step from ``state`` with ``reduced``, and the names of what moved.
+
+        The step is taken twice: by a new optimizer, put into the run's state, and by one that has taken all steps before, from
+        birth on. The second counts where it alone comes to ``found``: an optimizer may keep state that ``state_dict()`` lacks.
 
         Args:
             items: Number of items in the global batch, where losses are sums over them.
+            found: The run's state after the step.
         """
+        after, moved = self._stepped(self._optimizer(state), state, reduced, items)
+        in_step, moved_in_step = self._stepped(self._declared, state, reduced, items)
+        self._has_stepped = True
+        return (in_step, moved_in_step) if after != found and in_step == found else (after, moved)
+
+    def _stepped(
+        self, optimizer: Optimizer, state: TrainingState, reduced: Gradients, items: float | None
+    ) -> tuple[Digests, list[str]]:
         state.restore(self.model)
-        optimizer = self._optimizer(state)
         parameters = dict(self.model.named_parameters())
         for name, gradient in reduced.items():
             # A row that is there twice is added up before it is scaled, as the run declares.

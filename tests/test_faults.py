@@ -1,0 +1,414 @@
+"""Every fault is caught at its smallest size, and so is what a user's own code does wrong; correct runs are not accused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+from torch import nn
+from torch.optim import SGD
+
+from harness import audit as audits
+from harness.audit import Trials
+from harness.compare.audit import audit_lines, audit_table, trials_of
+from harness.errors import Mismatch
+from harness.faults.inject import inject
+from harness.faults.seams import INJECTIONS, DoesNotApply
+from harness.faults.table import FAULTS
+from harness.plan import Ddp, TrainPlan
+from harness.rundir import RunDir
+from harness.trainer import Trainer
+from tests import toys
+from tests.ranks import Outcomes, run_cases
+
+CONF = Path(__file__).parents[1] / "conf"
+SIZES = (2, 3, 4)
+WHOLE = {"_target_": "tests.toys.Scheduled", "count": 51, "batch_norm": True, "dropout": 0.3, "dtype": "float32"}
+TOKENS = {"_target_": "tests.toys.Tokens", "lengths": [5, 3, 4, 2, 6, 3, 5, 4, 2, 3, 4, 5, 6, 2, 3, 4, 5, 2], "table": "sparse"}
+BATCH = 17  # 2, 3 and 4 ranks get shards of unequal size
+NEEDS = {
+    "accumulation_without_divisor": {"grad_accumulation": 2},
+    "clipped_before_reduction": {"clip_norm": 0.05},
+    "sparse_rows_lost": {"recipe": TOKENS, "global_batch_size": 6},
+}
+
+
+def plan_of(**settings):
+    return TrainPlan(**{"recipe": WHOLE, "global_batch_size": BATCH, "steps": 8, **settings})
+
+
+# --- what a user's own code does wrong -------------------------------------------------------------------------------
+
+
+def my_rank():
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+class Hooked(toys.Points):
+    """Scales one gradient by a hook, on the ranks that are named, by one part in a million."""
+
+    def __init__(self, ranks, **settings):
+        super().__init__(**settings)
+        self.ranks, self.handles = ranks, []
+
+    def loss(self, model, batch):
+        for handle in self.handles:
+            handle.remove()
+        self.handles = [model[0].weight.register_hook(lambda g: g * (1 + 1e-6))] if my_rank() in self.ranks else []
+        return super().loss(model, batch)
+
+
+class OtherOptimizer(toys.Points):
+    """Gives rank 1 another momentum."""
+
+    def optimizer(self, model):
+        return SGD(model.parameters(), lr=0.1, momentum=0.9 if my_rank() == 0 else 0.90001)
+
+
+class OtherData(toys.Points):
+    """Has one number of one sample different on rank 1."""
+
+    def dataset(self):
+        dataset = super().dataset()
+        if my_rank() == 1:
+            dataset.tensors[1][:, 0] += 1e-6
+        return dataset
+
+
+class PlainAttribute(nn.Module):
+    """Normalises by a running mean that it registers nowhere: in training, or only in evaluation."""
+
+    def __init__(self, in_training):
+        super().__init__()
+        self.linear, self.in_training = nn.Linear(4, 1), in_training
+        self.mean = torch.zeros(4)
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return self.linear(x - self.mean if self.in_training or not self.training else x)
+
+
+class HiddenStatistics(toys.Points):
+    def __init__(self, in_training, **settings):
+        super().__init__(**settings)
+        self.in_training = in_training
+
+    def model(self):
+        return PlainAttribute(self.in_training)
+
+
+class NotInOptimizer(toys.Points):
+    """Forgets the last bias: so does the reference, whose optimizer is the same."""
+
+    def optimizer(self, model):
+        return SGD(list(model.parameters())[:-1], lr=0.1)
+
+
+class Counted:
+    """An evaluation for recipes that have another kind of batch than theirs."""
+
+    def evaluate(self, model, batch):
+        return {"samples": (len(batch), len(batch))}
+
+
+class Branching(Counted, toys.Branches):
+    pass
+
+
+class Noisy(Counted, toys.Noise):
+    pass
+
+
+def mine(name, **settings):
+    return {"_target_": f"tests.test_faults.{name}", "count": 51, "dtype": "float32", **settings}
+
+
+# User's recipe -> the rungs of which one must be red first.
+USERS = {
+    "hook on rank 1": (mine("Hooked", ranks=[1]), {"R3"}),
+    "hook on rank 0, where the reference runs": (mine("Hooked", ranks=[0]), {"R3"}),
+    "optimizer of rank 1": (mine("OtherOptimizer"), {"R0", "R5"}),
+    "data of rank 1": (mine("OtherData"), {"R1"}),
+    "hidden statistics in training": (mine("HiddenStatistics", in_training=True), {"R3"}),
+    "hidden statistics in evaluation": (mine("HiddenStatistics", in_training=False), {"R9"}),
+    "not in the optimizer": (mine("NotInOptimizer"), {"R14"}),
+}
+
+CORRECT = {
+    "plain": {},
+    "float64, Adam": {"precision": "float64", "recipe": {**WHOLE, "dtype": "float64", "optimizer": "adam"}},
+    "bfloat16": {"precision": "bfloat16"},
+    "accumulated, clipped": {"grad_accumulation": 2, "clip_norm": 0.05},
+    "sync_bn": {"sync_bn": True},
+    "sync_bn, accumulated": {
+        "sync_bn": True,
+        "grad_accumulation": 2,
+        "precision": "float64",
+        "recipe": {**WHOLE, "dtype": "float64"},
+    },
+    "sparse": {"recipe": TOKENS, "global_batch_size": 6},
+    "last batch of one sample": {"recipe": {**WHOLE, "batch_norm": False, "count": 18}},
+    "unused": {"recipe": mine("Branching"), "ddp": Ddp(find_unused_parameters=True)},
+    "small buckets, viewed": {"ddp": Ddp(bucket_cap_mb=0.0001, gradient_as_bucket_view=True)},
+    "hooked on all ranks": {"recipe": mine("Hooked", ranks=[0, 1, 2, 3])},
+    "noise": {"recipe": mine("Noisy", dtype="float64"), "precision": "float64"},
+}
+
+
+# --- in the ranks ----------------------------------------------------------------------------------------------------
+
+
+def stub(seat, folder):
+    """Return what a verification needs of a rank."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    run = RunDir(folder / f"run-{seat.world_size}")
+    run.path.mkdir(exist_ok=True)
+    return SimpleNamespace(run=run, plan=SimpleNamespace(nprocs=seat.world_size), record=Record())
+
+
+class Record:
+    """Keeps what a rank records."""
+
+    def __init__(self):
+        self.logged = []
+
+    def event(self, kind, **body):
+        pass
+
+    def log(self, level, text):
+        self.logged.append(text)
+
+
+def taken(plan, seat, folder):
+    recipe = audits.make_recipe(plan.recipe)
+    trials = Trials(stub(seat, folder), recipe, recipe.dataset(), seat)
+    trial = trials.take(plan)
+    said = trials.verdict.sentences() if trials.verdict is not None else []
+    return None if trial is None else (trial.fired, dict(trial.rungs), said)
+
+
+def faulty(name, **settings):
+    return lambda seat, folder: taken(plan_of(fault=name, compare="full", **NEEDS.get(name, {}), **settings), seat, folder)
+
+
+def correct(settings):
+    return lambda seat, folder: taken(plan_of(compare="full", **settings), seat, folder)
+
+
+def users(recipe):
+    return lambda seat, folder: taken(plan_of(compare="full", recipe=recipe), seat, folder)
+
+
+def left_out(seat, folder):
+    """Return why each of these faults does not apply to a plain recipe, on this rank."""
+    reasons = {}
+    plan = plan_of(recipe={"_target_": "tests.toys.Points", "dtype": "float32"}, global_batch_size=12, steps=1)
+    for name in ("stale_buffers", "same_dropout_everywhere", "sparse_rows_lost", "scheduler_stepped_by_each_rank"):
+        recipe = audits.make_recipe(plan.recipe)
+        with pytest.raises(DoesNotApply) as refused:
+            inject(Trainer(dataclasses.replace(plan, fault=name), recipe, recipe.dataset(), seat))
+        reasons[name] = str(refused.value)
+    return reasons
+
+
+def audited(seat, folder):
+    """Return what an audit writes and shows; of two correct runs, to be quick."""
+    audits.CORRECT_RUNS = 2
+    rank = stub(seat, folder)
+    rank.plan.train = plan_of(compare="audit", on_mismatch="stop", recipe={**WHOLE, "dropout": 0.0, "batch_norm": False})
+    recipe = audits.make_recipe(rank.plan.train.recipe)
+    audits.audit(rank, Trials(rank, recipe, recipe.dataset(), seat), seat)
+    return json.loads(rank.run.audit.read_text()), rank.record.logged
+
+
+def blind(seat, folder):
+    """Return what an audit says whose ladder is blind to a fault."""
+    audits.CORRECT_RUNS, known = 0, audits.FAULTS
+    judge, audits.judge = audits.judge, lambda evidence: SimpleNamespace(failed=None, rungs=())
+    audits.FAULTS = {name: known[name] for name in ("not_sharded", "divided_twice")}
+    rank = stub(seat, folder)
+    rank.plan.train = plan_of(compare="audit", on_mismatch="stop")
+    recipe = audits.make_recipe(rank.plan.train.recipe)
+    try:
+        with pytest.raises(Mismatch) as refused:
+            audits.audit(rank, Trials(rank, recipe, recipe.dataset(), seat), seat)
+    finally:
+        audits.judge, audits.FAULTS = judge, known
+    return str(refused.value)
+
+
+def on(size, case):
+    """Return the case for groups of that size alone."""
+    return lambda seat, folder: case(seat, folder) if seat.world_size == size else None
+
+
+CASES = {
+    **{name: faulty(name) for name in FAULTS},
+    "one_gradient_scaled in float64": faulty("one_gradient_scaled", precision="float64", recipe={**WHOLE, "dtype": "float64"}),
+    "unequal in the last batch alone": on(
+        3, faulty("unequal_shards_averaged_equally", recipe={**WHOLE, "count": 52, "dropout": 0.0}, global_batch_size=15)
+    ),
+    **{f"correct: {name}": correct(settings) for name, settings in CORRECT.items()},
+    **{f"user: {name}": users(recipe) for name, (recipe, _) in USERS.items()},
+    "left out": left_out,
+    "audited": on(2, audited),
+    "blind": on(2, blind),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return run_cases("tests.test_faults", SIZES, tmp_path_factory.mktemp("faults"))
+
+
+# --- the tests -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_is_caught_by_its_rung(outcomes, name, size):
+    fired, rungs, said = outcomes.of(size, name)[0]
+    assert fired in FAULTS[name].rungs, (rungs, said)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", CORRECT)
+def test_no_correct_run_is_accused(outcomes, name, size):
+    fired, _, said = outcomes.of(size, f"correct: {name}")[0]
+    assert fired is None, said
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", USERS)
+def test_faults_of_a_users_own_code_are_caught(outcomes, name, size):
+    fired, rungs, said = outcomes.of(size, f"user: {name}")[0]
+    assert fired in USERS[name][1], (rungs, said)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("size", SIZES)
+def test_a_fault_too_small_for_bits_is_caught_in_float64(outcomes, size):
+    assert outcomes.of(size, "one_gradient_scaled in float64")[0][0] in ("R4", "R7")
+
+
+@pytest.mark.ranks
+def test_shards_that_are_unequal_in_the_last_batch_alone(outcomes):
+    """Batches of 15 divide by 3 ranks; of the last one's 7 samples, rank 0 has one more than the others."""
+    assert outcomes.of(3, "unequal in the last batch alone")[0][0] in FAULTS["unequal_shards_averaged_equally"].rungs
+
+
+@pytest.mark.ranks
+def test_faults_that_do_not_apply_are_refused_on_all_ranks(outcomes):
+    for reasons in outcomes.of(2, "left out"):
+        assert (
+            reasons["stale_buffers"]
+            == "fault=stale_buffers does not apply: the model of Points keeps no statistics of BatchNorm."
+        )
+        assert "draws no random numbers in forward" in reasons["same_dropout_everywhere"]
+        assert "no sparse embeddings" in reasons["sparse_rows_lost"]
+        assert "Points has no scheduler" in reasons["scheduler_stepped_by_each_rank"]
+
+
+@pytest.mark.ranks
+def test_an_audit_makes_its_table(outcomes):
+    data, logged = outcomes.of(2, "audited")[0]
+    rows = {row.fault: row for row in audit_table(trials_of(data))}
+    assert rows.keys() | data["left_out"].keys() == {*FAULTS, "none"}
+    assert all(row.is_right for row in rows.values())
+    assert (rows["none"].red, rows["none"].trials) == (0, 2)
+    assert rows["lr_off_on_one_rank"].by_older_rules == {"loss within 1e-3": 0, "loss within 1e-5": 0, "assert_close": 0}
+    assert sorted(data["left_out"]) == [
+        "accumulation_without_divisor",
+        "clipped_before_reduction",
+        "same_dropout_everywhere",
+        "sparse_rows_lost",
+        "stale_buffers",
+    ]
+    assert logged == ["\n".join(["What the checks catch:", *audit_lines(data)])]
+
+
+@pytest.mark.ranks
+def test_an_audit_of_blind_checks_stops_the_job(outcomes):
+    for said in outcomes.of(2, "blind"):
+        assert said.startswith("The checks are wrong about this training. ")
+        assert "not_sharded: caught 0 of 1" in said
+
+
+def test_every_fault_has_an_injection_and_an_option():
+    assert INJECTIONS.keys() == FAULTS.keys()
+    assert [fault.number for fault in FAULTS.values()] == list(range(1, 37))
+    options = {path.stem: yaml.safe_load(path.read_text()) for path in (CONF / "fault").glob("*.yaml")}
+    assert options.pop("none") == {"name": None}
+    assert options.keys() == FAULTS.keys()
+    for name, option in options.items():
+        assert option == {"name": name} | ({"size": FAULTS[name].size} if FAULTS[name].unit else {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "nprocs", "sentence"),
+    [
+        ({"fault": "not_shardet"}, 2, "fault=not_shardet is unknown; did you mean fault=not_sharded?"),
+        ({"fault": "not_sharded"}, 1, "fault=not_sharded is a fault between ranks, and nprocs=1. Use nprocs=2 or more."),
+        (
+            {"fault": "not_sharded", "fault_size": 3.0},
+            2,
+            "fault.size=3.0 has no meaning for fault=not_sharded, which has no size. Leave it out.",
+        ),
+        (
+            {"fault": "one_sample_twice", "fault_size": 0.5},
+            2,
+            "fault.size=0.5 is not a size of fault=one_sample_twice: it is in ids an epoch, a whole number from 1 on.",
+        ),
+        (
+            {"fault": "lr_off_on_one_rank", "fault_size": 0.0},
+            2,
+            "fault.size=0.0 is not a size of fault=lr_off_on_one_rank: it is in relative, above 0.",
+        ),
+        (
+            {"fault": "clipped_before_reduction"},
+            2,
+            "fault=clipped_before_reduction needs clipping, and clip_norm=null. Use clip_norm=1.0, or what cuts something off.",
+        ),
+        (
+            {"fault": "accumulation_without_divisor"},
+            2,
+            "fault=accumulation_without_divisor needs accumulation, and grad_accumulation=1. Use grad_accumulation=2 or more.",
+        ),
+        (
+            {"fault": "epoch_not_set", "epochs": 1},
+            2,
+            "fault=epoch_not_set needs a second epoch, and epochs=1. Use epochs=2 or more.",
+        ),
+        (
+            {"fault": "not_sharded", "compare": "audit"},
+            2,
+            "compare=audit injects every fault by itself: leave out fault=not_sharded, or use compare=full.",
+        ),
+    ],
+)
+def test_the_parent_refuses_what_it_can_know(settings, nprocs, sentence):
+    assert plan_of(**settings).problems(nprocs) == [sentence]
+
+
+def test_a_plan_without_a_fault_is_left_alone():
+    recipe = toys.Points(dtype="float32")
+    trainer = Trainer(plan_of(), recipe, recipe.dataset(), toys_seat())
+    before = dict(vars(trainer))
+    assert inject(trainer) is trainer
+    assert vars(trainer) == before
+
+
+def toys_seat():
+    from harness.trainer import Seat
+
+    return Seat(0, 1, torch.device("cpu"))
