@@ -24,6 +24,8 @@ class Step:
         seconds: From taking the batch to the end of the optimizer's step; the records themselves are outside.
         t: CLOCK_MONOTONIC at its end, in seconds.
         skipped: True where the step was left out on all ranks, because a loss was not finite.
+        compute_s: Forward and backward of this rank alone, as DDP measures it; None where it does not.
+        comm_exposed_s: Time of the reduction that the backward did not hide; None where DDP does not measure it.
         delay_s: Part of ``seconds`` in which the rank was ready and the kernel gave the core to others; None if not counted.
     """
 
@@ -35,6 +37,8 @@ class Step:
     t: float
     skipped: bool = False
     delay_s: float | None = None
+    compute_s: float | None = None
+    comm_exposed_s: float | None = None
 
 
 @dataclass(frozen=True)

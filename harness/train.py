@@ -16,13 +16,14 @@ from harness.audit import Trials, audit
 from harness.compare import correctness
 from harness.context import Rank
 from harness.distributed import init_parallel_env
-from harness.errors import Mismatch
+from harness.errors import ConfigError, Mismatch
 from harness.evaluate import eval_dataset_of, evaluate
 from harness.faults.inject import seated, trainers
 from harness.meter import Meter
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe
 from harness.record import Evaluation, Step, ratio
+from harness.reducing import reducing, watch
 from harness.trainer import Seat, StepResult, Trainer
 from harness.verify import MakeTrainer, verify
 
@@ -45,6 +46,8 @@ def train(rank: Rank) -> float:
 
 def _train(rank: Rank, plan: TrainPlan, seat: Seat) -> float:
     recipe = make_recipe(plan.recipe)
+    if hasattr(recipe, "measure"):
+        return measure(rank, recipe, seat)
     dataset = prepare(recipe, seat, rank.who.local_rank)
     rank.record.mark("data and model")
     make_trainer = trainers(recipe, dataset, seat)
@@ -89,6 +92,19 @@ def prepare(recipe: Recipe, seat: Seat, local_rank: int) -> Any:
     return recipe.dataset()
 
 
+def measure(rank: Rank, recipe: Any, seat: Seat) -> float:
+    """Record what a recipe that only measures communication yields: bytes, and seconds; return the last size's time.
+
+    Raises:
+        ConfigError: One rank communicates with nobody.
+    """
+    if seat.world_size == 1:
+        raise ConfigError(f"{type(recipe).__name__} measures communication, and one rank has nobody to talk to. Use nprocs=2.")
+    found = list(recipe.measure(seat.device))
+    rank.record.facts(bandwidth=found)
+    return min(found[-1][1])
+
+
 def check(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> None:
     """Verify that these ranks train what one process trains.
 
@@ -126,6 +142,7 @@ class Loop:
     def run(self, done: int) -> None:
         """Take all steps from number ``done`` on, evaluate, and leave a last checkpoint if there are any."""
         self._digest(done)
+        watch(self._trainer.wrapped._ddp)
         steps = self._trainer.steps(done)
         for number in range(done, self._trainer.num_steps):
             self._step(number, steps)
@@ -157,7 +174,9 @@ class Loop:
         end = time.monotonic()
         delay = None if waited is None else (self._meter.run_delay_s() or 0.0) - waited
         self._last = last
-        self._rank.record.step(Step(number, last.loss_sum, last.count, lr, end - begin, end, last.skipped, delay))
+        seen = reducing(self._trainer.wrapped._ddp)
+        spent = (seen.compute_s, seen.comm_exposed_s) if seen else (None, None)
+        self._rank.record.step(Step(number, last.loss_sum, last.count, lr, end - begin, end, last.skipped, delay, *spent))
 
     def _mark(self, taken: int, last: bool) -> None:
         """Mark the ends of the first step, the warm-up and the last step, with what the kernel has counted by then."""

@@ -97,7 +97,7 @@ def num_parameters(model: nn.Module) -> int:
 # --- all three -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mnist", "se_resnext", "transformer"])
+@pytest.mark.parametrize("name", ["allreduce", "mnist", "se_resnext", "transformer"])
 def test_the_yaml_has_exactly_the_keys_and_defaults_of_the_class(name: str) -> None:
     settings: Any = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     module, _, class_name = settings["recipe"].pop("_target_").rpartition(".")
@@ -105,7 +105,7 @@ def test_the_yaml_has_exactly_the_keys_and_defaults_of_the_class(name: str) -> N
     assert settings["recipe"] == {key: parameter.default for key, parameter in parameters.items()}
 
 
-@pytest.mark.parametrize("name", ["mnist", "se_resnext", "transformer"])
+@pytest.mark.parametrize("name", ["allreduce", "mnist", "se_resnext", "transformer"])
 def test_the_yaml_starts_with_the_command_and_explains_each_key(name: str) -> None:
     lines = (CONF / f"{name}.yaml").read_text().splitlines()
     # Hydra reads the package from the first line only.

@@ -127,7 +127,8 @@ def test_launchers_are_told_apart_at_each_number_of_ranks():
 
 def test_scaling_is_said_in_two_factors_or_what_is_missing():
     def said(*jobs, cores="4"):
-        return [*sweep_report("f", jobs, {**MACHINE, "cores": cores}).scaling.values()]
+        remarks = sweep_report("f", jobs, {**MACHINE, "cores": cores}).remarks
+        return [said for sentences in remarks.values() for said in sentences]
 
     one, two = job_of(0), job_of(2, nprocs=2)
     wrapped = job_of(1, ddp=Ddp(wrap_one_rank=True))

@@ -15,6 +15,7 @@ from harness.report.arms import launch_of, trials_of, work
 from harness.report.efficiency import scaling_sentences
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import step_times
+from harness.report.waiting import waiting_said
 
 
 def sweep_report(
@@ -24,7 +25,14 @@ def sweep_report(
     done: list[JobReport] = []
     for job in sorted(jobs, key=lambda job: job.plan.job):
         done.append(_compared(job, done, machine))
-    return SweepReport(folder, tuple(done), machine, clock_offset_s, scaling=dict(scaling_sentences(done, machine)))
+    return SweepReport(folder, tuple(done), machine, clock_offset_s, remarks=_remarks(done, machine))
+
+
+def _remarks(jobs: Sequence[JobReport], machine: Mapping[str, str]) -> dict[int, list[str]]:
+    found = {job.plan.job: [f"{said}." for said in waiting_said(job)] for job in jobs}
+    for number, sentence in scaling_sentences(jobs, machine):
+        found[number].insert(0, sentence)
+    return {number: sentences for number, sentences in found.items() if sentences}
 
 
 def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str, str]) -> JobReport:

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from harness.report import table as tables
+from harness.report.bandwidth import bandwidth_table
 from harness.report.markdown import summary
 from harness.report.pictures import Picture, read_pictures
 from harness.report.sweep_report import JobReport, SweepReport
@@ -76,6 +77,7 @@ def sweep_html(sweep: SweepReport) -> str:
         _contents(pictures),
         "</header><main>",
         _section("jobs", "Jobs", table_html(tables.any_table(sweep)) + _sentences(tables.notes(sweep))),
+        *_bandwidth(sweep),
         *_failures(sweep),
         *_verdicts(sweep),
         *(_section(picture.name, picture.title, _figure(picture)) for picture in pictures),
@@ -115,6 +117,11 @@ def _section(anchor: str, title: str, body: str) -> str:
 
 def _sentences(sentences: Iterable[str]) -> str:
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+
+
+def _bandwidth(sweep: SweepReport) -> list[str]:
+    table = bandwidth_table(sweep)
+    return [_section("bandwidth", "All-reduce by message size", table_html(table))] if table else []
 
 
 def _failures(sweep: SweepReport) -> list[str]:

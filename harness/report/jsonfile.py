@@ -11,6 +11,7 @@ from harness.compare.performance import PerformanceVerdict
 from harness.record import FORMAT
 from harness.report import table as tables
 from harness.report.sweep_report import JobReport, SweepReport
+from harness.report.waiting import waiting
 from harness.rundir import write_json
 
 
@@ -49,6 +50,7 @@ def _job(job: JobReport) -> dict[str, Any]:
         "num_launches": len(tables.launches(job)),
         "samples_per_s": tables.samples_per_s(job),
         "wall_s": tables.wall_s(job),
+        **waiting(job),
         "loss": losses[-1] if losses else None,
         "evaluation": evaluations[-1].means() if evaluations else None,
         "baseline": job.baseline,

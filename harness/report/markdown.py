@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.compare.correctness import Rung
 from harness.report import table as tables
+from harness.report.bandwidth import bandwidth_table
 from harness.report.pictures import read_pictures
 from harness.report.sweep_report import SweepReport
 from harness.report.table import Table
@@ -25,6 +26,8 @@ def sweep_markdown(sweep: SweepReport) -> str:
     """Return the report of a sweep in Markdown."""
     parts = [f"# {Path(sweep.folder).parent.name} {Path(sweep.folder).name}".strip(), summary(sweep)]
     parts.append(table_markdown(tables.any_table(sweep)))
+    bandwidth = bandwidth_table(sweep)
+    parts += ["## All-reduce by message size", table_markdown(bandwidth)] if bandwidth else []
     parts += ["\n".join(f"- {_escaped(note)}" for note in tables.notes(sweep))]
     failed = tables.failures(sweep)
     parts += ["## Failed jobs", "\n".join(f"- {_escaped(line)}" for line in failed)] if failed else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.compare.correctness import Verdict
@@ -54,7 +54,7 @@ class SweepReport:
         folder: The sweep's folder, absolute.
         machine: What it ran on: cores, CPU, memory, versions.
         clock_offset_s: What added to CLOCK_MONOTONIC gives the time of day; None where it was not recorded.
-        scaling: Number of a job of several ranks -> how it scales from one.
+        remarks: Number of a job -> sentences on how it scales, and on a rank that holds up the others.
         faults: Of runs with an injected fault: name of the fault -> rung -> ``passed``, ``failed`` or ``not checked``.
     """
 
@@ -63,4 +63,4 @@ class SweepReport:
     machine: Mapping[str, str] = field(default_factory=dict)
     clock_offset_s: float | None = None
     faults: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    scaling: Mapping[int, str] = field(default_factory=dict)
+    remarks: Mapping[int, Sequence[str]] = field(default_factory=dict)

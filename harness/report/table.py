@@ -306,7 +306,7 @@ def notes(sweep: SweepReport) -> list[str]:
     """Return what a reader must know beside the table, a sentence each."""
     found = [f"{said}." for job in sweep.jobs for said in (*_undecided(job), *_of_rival(job), *_resolved(job))]
     found += disturbed(sweep.jobs) + compressed(sweep.jobs)
-    found += [f"job {job.plan.job}: {sweep.scaling[job.plan.job]}" for job in sweep.jobs if job.plan.job in sweep.scaling]
+    found += [f"job {job.plan.job}: {said}" for job in sweep.jobs for said in sweep.remarks.get(job.plan.job, ())]
     if any(job.speed is not None and job.speed.pairs == 1 for job in sweep.jobs):
         found.append("* No claim of speed: one launch per job says nothing beyond its own spread.")
     return found + [f"job {job.plan.job}: {_why_red(job)}" for job in sweep.jobs if state(job) == "red"]

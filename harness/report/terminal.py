@@ -15,6 +15,7 @@ from rich.text import Text
 
 from harness.record import ratio
 from harness.report import table as tables
+from harness.report.bandwidth import bandwidth_table
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.text import Line, both_ends, flow, paragraph, table_lines
 
@@ -134,6 +135,8 @@ def report_lines(sweep: SweepReport, width: int, name_failures: bool = True) -> 
     if not any(job.plan.train for job in sweep.jobs):
         return table_lines(lambda short: tables.foreign_table(sweep), width) if len(sweep.jobs) > 1 else []
     lines: list[Line] = [("", "ok"), *table_lines(lambda short: tables.sweep_table(sweep, short), width)]
+    bandwidth = bandwidth_table(sweep)
+    lines += [("", "ok"), *table_lines(lambda short: bandwidth, width)] if bandwidth else []
     failed = tables.failures(sweep) if name_failures else []
     for sentences, state in ((tables.notes(sweep), "note"), (failed, "failed")):
         lines += [(line, state) for sentence in sentences for line in paragraph(sentence, width)]

@@ -1,0 +1,81 @@
+"""Bandwidth by message size, stragglers and exposed communication, as reports show them."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from harness.reducing import Reducing, reducing, watch
+from harness.report.bandwidth import bandwidth_table, measured
+from harness.report.build import sweep_report
+from harness.report.html import sweep_html
+from harness.report.markdown import sweep_markdown
+from harness.report.terminal import report_lines
+from harness.report.waiting import exposed_share, straggler_of, waiting
+from tests.reports import MACHINE, four_jobs, job_of, result_of
+
+
+def with_facts(job, *bandwidths):
+    ranks = [
+        dataclasses.replace(r, steps=(), facts={"bandwidth": b}) for r, b in zip(job.result.ranks, bandwidths, strict=True)
+    ]
+    return dataclasses.replace(job, result=dataclasses.replace(job.result, ranks=tuple(ranks)))
+
+
+def with_compute(job, *compute_s, exposed_s=(0.001, 0.004)):
+    ranks = []
+    for rank, mine, exposed in zip(job.result.ranks, compute_s, exposed_s, strict=True):
+        steps = tuple(dataclasses.replace(step, compute_s=mine, comm_exposed_s=exposed) for step in rank.steps)
+        ranks.append(dataclasses.replace(rank, steps=steps))
+    return dataclasses.replace(job, result=dataclasses.replace(job.result, ranks=tuple(ranks)))
+
+
+BANDWIDTH = (
+    [[1024, [1e-4, 3e-4, 2e-4]], [4194304, [0.01, 0.01, 0.01]]],
+    [[1024, [2e-4, 1e-4, 2e-4]], [4194304, [0.02, 0.01, 0.02]]],
+)
+
+
+def test_of_each_repeat_the_slowest_rank_counts():
+    assert measured(with_facts(job_of(0, nprocs=2), *BANDWIDTH)) == [(1024, 2e-4), (4194304, 0.02)]
+
+
+def test_bandwidths_stand_in_all_reports(tmp_path):
+    job = dataclasses.replace(with_facts(job_of(0, nprocs=4, result=result_of(2)), *BANDWIDTH), folder=str(tmp_path))
+    sweep = sweep_report(str(tmp_path), [job], MACHINE)
+    assert bandwidth_table(sweep).rows == (
+        ("0", "4", "1 KiB", "200 us", "5.1 MB/s", "7.7 MB/s"),
+        ("0", "4", "4 MiB", "20 000 us", "210 MB/s", "315 MB/s"),
+    )
+    assert "| 4 MiB | 20 000 us |" in sweep_markdown(sweep)
+    assert "All-reduce by message size" in sweep_html(sweep)
+    assert any("20 000 us" in line for line, _ in report_lines(sweep, 100))
+    assert bandwidth_table(four_jobs("f")) is None
+
+
+def test_a_rank_that_holds_up_the_others_is_named():
+    sweep = sweep_report("f", [with_compute(job_of(0, nprocs=2), 0.002, 0.006)], MACHINE)
+    assert sweep.remarks[0] == [
+        "the slowest rank computes 1.50 times as long as the typical one (straggler index); rank 1 is the slowest in 100% of the "
+        "steps.",
+    ]
+    assert sweep_report("f", [with_compute(job_of(0, nprocs=2), 0.002, 0.0021)], MACHINE).remarks == {}
+
+
+def test_communication_is_exposed_where_even_the_last_rank_waits():
+    job = with_compute(job_of(0, nprocs=2), 0.002, 0.002)
+    assert exposed_share(job) == pytest.approx(0.001 / (0.01 / 2**0.8), rel=0.05)
+    assert waiting(job)["straggler_index"] == 1.0
+    plain = job_of(0, nprocs=2)
+    assert (exposed_share(plain), straggler_of(plain)) == (None, None)
+
+
+def test_what_ddp_no_longer_measures_is_unknown():
+    whole = {"forward_compute_time": 2_000_000, "backward_compute_time": 3_000_000}
+    whole |= {"backward_comm_time": 4_000_000, "backward_compute_comm_overlap_time": 1_000_000}
+    assert reducing(SimpleNamespace(_get_ddp_logging_data=lambda: whole)) == Reducing(0.005, 0.003)
+    for change in ({"backward_comm_time": -1}, {"forward_compute_time": 0}, {"backward_comm_time": "4 ms"}):
+        assert reducing(SimpleNamespace(_get_ddp_logging_data=lambda change=change: {**whole, **change})) is None
+    assert reducing(SimpleNamespace()) is reducing(None) is None
+    watch(SimpleNamespace())
+    watch(None)
