@@ -9,10 +9,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from harness.compare.audit import audit_lines
 from harness.errors import HarnessError
 from harness.report import table as tables
 from harness.report.against import against, against_table
-from harness.report.folder import find_sweeps, read_sweep
+from harness.report.folder import find_sweeps, read_audit, read_sweep
 from harness.report.html import Html
 from harness.report.jsonfile import Json
 from harness.report.junit import Junit
@@ -22,6 +23,7 @@ from harness.report.reporter import Reporters
 from harness.report.sweep_report import SweepReport
 from harness.report.tensorboard import TensorBoard
 from harness.report.terminal import Terminal, shown
+from harness.rundir import RunDir
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,6 +58,10 @@ def report(sweep: SweepReport, table_only: bool = False) -> None:
     files = {"pictures": Pictures(), "tensorboard": TensorBoard(), "json": Json(), "markdown": Markdown()}
     files |= {"html": Html(), "junit": Junit()}
     Reporters({**({} if table_only else files), "terminal": Terminal()}).report(sweep)
+    for job in sweep.jobs:
+        data = read_audit(RunDir(job.folder))
+        if data is not None:
+            print(f"\nWhat the checks catch in job {job.plan.job}:", *audit_lines(data), sep="\n")
 
 
 def _hold_against(baseline: SweepReport, sweep: SweepReport) -> None:

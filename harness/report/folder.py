@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.compare import correctness
+from harness.compare.audit import CORRECT, trials_of
 from harness.compare.correctness import Verdict
 from harness.errors import NotComparable
 from harness.plan import RunPlan
@@ -79,7 +81,7 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepReport:
     known = index.read()
     entries = {(index.path / entry["folder"]).resolve(): entry for entry in known["jobs"]}
     jobs = [_read_job(run, entries.get(run.resolve(), {})) for run in runs]
-    return sweep_report(str(folder), jobs, known["machine"], known["clock_offset_s"])
+    return _with_faults(sweep_report(str(folder), jobs, known["machine"], known["clock_offset_s"]))
 
 
 def whole_sweep(folder: SweepDir, jobs: Sequence[JobReport]) -> SweepReport:
@@ -87,7 +89,25 @@ def whole_sweep(folder: SweepDir, jobs: Sequence[JobReport]) -> SweepReport:
     known, new = folder.read(), {job.plan.job for job in jobs}
     earlier = [e for e in known["jobs"] if e["job"] not in new and RunDir(folder.path / e["folder"]).plan.exists()]
     read = [_read_job(folder.path / entry["folder"], entry) for entry in earlier]
-    return sweep_report(str(folder.path), [*read, *jobs], known["machine"], known["clock_offset_s"])
+    return _with_faults(sweep_report(str(folder.path), [*read, *jobs], known["machine"], known["clock_offset_s"]))
+
+
+def _with_faults(sweep: SweepReport) -> SweepReport:
+    """Return the report with what its jobs' audits say of each injected fault."""
+    found: dict[str, Mapping[str, str]] = {}
+    for job in sweep.jobs:
+        for trial in trials_of(read_audit(RunDir(job.folder)) or {"trials": []}):
+            if trial.fault != CORRECT:
+                found.setdefault(trial.fault, trial.rungs)
+    return dataclasses.replace(sweep, faults=found)
+
+
+def read_audit(run: RunDir) -> dict[str, Any] | None:
+    """Return what an audit has left in a run's folder; None without one."""
+    if not run.audit.exists():
+        return None
+    data: dict[str, Any] = json.loads(run.audit.read_text())
+    return data
 
 
 def _read_job(folder: Path, entry: Mapping[str, Any]) -> JobReport:
