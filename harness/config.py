@@ -124,6 +124,7 @@ class Conf:
     deterministic: bool = setting(True, "only kernels that repeat bit for bit, where torch has them")
     eval_every: int = setting(0, "steps between evaluations; 0: only at the end")
     log_every: int = setting(10, "steps between progress lines, where there is no terminal")
+    profile: bool = setting(False, "traces of 10 steps after the warm-up, for Perfetto; slows these steps")
     warmup_steps: int = setting(3, "first steps that are timed and not counted")
     checkpoint_every: int = setting(0, "steps between checkpoints; 0: none")
     resume: str | None = setting(None, "checkpoint, or folder of a job, to go on from")
@@ -137,7 +138,7 @@ GROUPS = {
     ],
     "Evaluation, checkpoints": ["eval_every", "checkpoint_every", "resume"],
     "Proof": ["compare", "fault"],
-    "Output": ["report", "log_every", "warmup_steps"],
+    "Output": ["report", "log_every", "profile", "warmup_steps"],
 }
 """Heading -> settings, in the order of ``--help``."""
 

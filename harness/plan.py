@@ -105,6 +105,7 @@ class TrainPlan:
     checkpoint_every: int = 0
     resume: str | None = None
     deterministic: bool = True
+    profile: bool = False
     compile: bool = False
     ddp: Ddp = field(default_factory=Ddp)
     compare: str = "off"

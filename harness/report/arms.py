@@ -18,7 +18,7 @@ from harness.report.table import first_step_s, step_times
 NOT_THE_WORK = frozenset(
     {
         *("num_workers", "log_every", "eval_every", "checkpoint_every", "deterministic", "compile", "ddp"),
-        *("compare", "on_mismatch", "reference"),
+        *("compare", "on_mismatch", "reference", "profile"),
     }
 )
 """Settings of the training that do not change what is to be computed, so that jobs which differ in them are compared."""
