@@ -93,9 +93,11 @@ def whole_sweep(folder: SweepDir, jobs: Sequence[JobReport]) -> SweepReport:
 
 
 def _with_faults(sweep: SweepReport) -> SweepReport:
-    """Return the report with what its jobs' audits say of each injected fault."""
+    """Return the report with what the checks say of each injected fault, in jobs that have one and in audits."""
     found: dict[str, Mapping[str, str]] = {}
     for job in sweep.jobs:
+        if job.plan.train is not None and job.plan.train.fault is not None and job.correctness is not None:
+            found.setdefault(job.plan.train.fault, {rung.name: rung.status for rung in job.correctness.rungs})
         for trial in trials_of(read_audit(RunDir(job.folder)) or {"trials": []}):
             if trial.fault != CORRECT:
                 found.setdefault(trial.fault, trial.rungs)
