@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?= backend=gloo nprocs=4
 
-.PHONY: run test quick lint format bench setup clean
+.PHONY: run test quick lint format bench bench-peers setup clean
 
 setup: $(VENV)/.ready
 
@@ -37,6 +37,15 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.bench $(ROWS)
+
+# Accelerate, Lightning Fabric and Paddle, where there is one for this Python, in an environment of their own; then make bench.
+bench-peers: .venv-peers/.ready
+
+.venv-peers/.ready: constraints.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy accelerate lightning-fabric
+	-.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check paddlepaddle
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.growth import long_sweep, memory_of_ranks
 from harness import stats
 from harness.environ import usable_cores
 from harness.rundir import RunDir
@@ -148,6 +149,29 @@ def one_second() -> float:
     return 1.0
 
 
+PEERS = ROOT / ".venv-peers"
+"""Environment that ``make bench-peers`` makes."""
+
+
+def peer_start(python: Path | str, name: str) -> float:
+    """Return the seconds that another tool takes for the work of :func:`warm_start`."""
+    return seconds([str(python), str(ROOT / "benchmarks" / "peers.py"), name, "4"], OMP_NUM_THREADS="1")
+
+
+def peers() -> list[Row]:
+    """Return a row for each tool that is installed."""
+    found = [("torch.multiprocessing.spawn", "torch", PYTHON)]
+    found += [
+        (name, name, str(PEERS / "bin" / "python"))
+        for name in ("accelerate", "lightning_fabric", "paddle")
+        if any(PEERS.glob(f"lib/python*/site-packages/{name}"))
+    ]
+    return [
+        Row(f"vs_{name}", f"the same vs {title}", 0.1, lambda: warm_start(4), lambda n=name, p=python: peer_start(p, n))  # type: ignore[misc]
+        for title, name, python in found
+    ]
+
+
 ROWS = [
     Row(
         "warm",
@@ -156,6 +180,7 @@ ROWS = [
         lambda: warm_start(4),
         lambda: torchrun_start(4),
     ),
+    *peers(),
     Row("many", "64 ranks on these cores, call to end, vs 5 s", 5.0, lambda: warm_start(64), one_second),
     Row(
         "command",
@@ -191,6 +216,10 @@ ROWS = [
 ]
 
 
+MEASURED_ONCE = {"long": long_sweep, "memory": memory_of_ranks}
+"""Name of a row -> what returns it: sizes and single sweeps, which no interval belongs to."""
+
+
 def measure(row: Row, pairs: int) -> str:
     """Return the row's line of the table."""
     row.candidate(), row.baseline()
@@ -211,7 +240,7 @@ def measure(row: Row, pairs: int) -> str:
 def main() -> None:
     """Print the table, a row as soon as it is measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rows", nargs="*", choices=[[], *(row.name for row in ROWS)], default=[])
+    parser.add_argument("rows", nargs="*", choices=[[], *(row.name for row in ROWS), *MEASURED_ONCE], default=[])
     parser.add_argument("--pairs", type=int, default=3)
     arguments = parser.parse_args()
     print(f"{usable_cores()} cores, load before {os.getloadavg()[0]:.1f}, {arguments.pairs} pairs in ABBA order\n")
@@ -220,6 +249,9 @@ def main() -> None:
     for row in ROWS:
         if not arguments.rows or row.name in arguments.rows:
             print(measure(row, arguments.pairs), flush=True)
+    for name, line in MEASURED_ONCE.items():
+        if not arguments.rows or name in arguments.rows:
+            print(line() + " |", flush=True)
 
 
 if __name__ == "__main__":

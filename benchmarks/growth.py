@@ -1,0 +1,76 @@
+"""What a sweep of 100 jobs costs at its end against its beginning, and what one rank more takes of the memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from harness import stats
+
+ROOT = Path(__file__).resolve().parent.parent
+JOBS, END = 100, 10
+KIB_OF_MIB = 1024
+
+
+def pss_mib(pid: int | str) -> float:
+    """Return the proportional set size of a process: pages that n processes share count 1/n."""
+    found = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    return int(found.group(1)) / KIB_OF_MIB if found else 0.0
+
+
+def long_sweep() -> str:
+    """Return the line on a sweep of 100 jobs of 2 ranks and one step: its last 10 jobs against its first, and its memory."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        command = [sys.executable, str(ROOT / "run.py"), f"hydra.sweep.dir={folder}", "report=none", "backend=gloo", "nprocs=2"]
+        command += ["steps=1", "compare=off", "threads=1", f"seed={','.join(map(str, range(JOBS)))}"]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        sweep = subprocess.Popen(command, **quiet)  # type: ignore[call-overload]
+        early = _memory_at(sweep, Path(folder), END)
+        late = _memory_at(sweep, Path(folder), JOBS)
+        if sweep.wait():
+            raise RuntimeError(f"{' '.join(command)} failed ({sweep.returncode})")
+        first, last = (stats.median(_seconds(Path(folder), jobs)) for jobs in (range(END), range(JOBS - END, JOBS)))
+    memory = f"parent {early[0]:.0f} to {late[0]:.0f} MiB, server {early[1]:.0f} to {late[1]:.0f} MiB"
+    what = f"{JOBS} jobs in one sweep: the last {END} vs the first"
+    return f"| {what} | {last:.3g} s | {first:.3g} s | {last / first:.3f}; {memory} | 1.1 |"
+
+
+def _memory_at(sweep: subprocess.Popen[bytes], folder: Path, jobs: int) -> tuple[float, float]:
+    """Return the size of parent and server when so many jobs have begun."""
+    while sweep.poll() is None and not (folder / str(jobs - 1) / "plan.json").exists():
+        time.sleep(0.02)
+    children = Path(f"/proc/{sweep.pid}/task/{sweep.pid}/children").read_text().split()
+    return pss_mib(sweep.pid), max((pss_mib(child) for child in children), default=0.0)
+
+
+def _seconds(folder: Path, jobs: range) -> list[float]:
+    marks = [json.loads((folder / str(job) / "result.json").read_text())["marks"] for job in jobs]
+    return [each["returned"] - each["called"] for each in marks]
+
+
+def pss_of_rank() -> float:
+    """Take a step in a rank of ``harness.spawn``; return its size while all ranks live."""
+    import torch.distributed as dist
+
+    from benchmarks.one_step import one_step_of_harness
+
+    one_step_of_harness()
+    dist.barrier()
+    size = pss_mib(os.getpid())
+    dist.barrier()
+    return size
+
+
+def memory_of_ranks(nprocs: int = 64) -> str:
+    """Return the line on the proportional set size of one rank of many."""
+    import harness
+
+    context = harness.spawn(pss_of_rank, nprocs=nprocs, backend="gloo", threads=1)
+    sizes = list(context.return_values())
+    return f"| PSS of each of {nprocs} ranks | {stats.median(sizes):.3g} MiB | | at most {max(sizes):.3g} MiB | 40 MiB |"
