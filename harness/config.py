@@ -199,6 +199,24 @@ _SCHEMAS: dict[str, Any] = {
 }
 
 
+_own_folders: dict[str, str] = {}
+
+
+def own_folder(path: str) -> str:
+    """Return ``path``, or with a number behind it, as a new folder that no other command has: the same one at every call."""
+    if path not in _own_folders:
+        taken, number = path, 1
+        while True:
+            try:
+                Path(taken).mkdir(parents=True)
+                break
+            except FileExistsError:
+                number += 1
+                taken = f"{path}-{number}"
+        _own_folders[path] = taken
+    return _own_folders[path]
+
+
 def register() -> None:
     """Put the schemas where Hydra finds them."""
     store = ConfigStore.instance()
@@ -212,3 +230,4 @@ def register() -> None:
     store.store(group="hydra/launcher", name="harness", node=node, package="_global_", provider="harness")
     store.store(name="harness_schema", node=Conf, provider="harness")
     OmegaConf.register_new_resolver("harness_help", help_text, replace=True)
+    OmegaConf.register_new_resolver("harness_own_folder", own_folder, replace=True)

@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from harness.report.folder import SweepDir, job_report, whole_sweep
 from harness.report.reporter import Reporters
 from harness.report.sweep_report import JobReport
 from harness.rundir import RunDir, write_whole
-from harness.sweep import Job, run_job
+from harness.sweep import Job, alone_in, run_job
 from harness.task import describe_function
 from harness.trials import groups, run_trials
 
@@ -78,9 +79,15 @@ def launch(
     try:
         composed = [compose(context, config, overrides, first + number) for number, overrides in enumerate(job_overrides)]
         jobs = plan_all(composed, function)
-        return _run_all(context, function, composed, jobs)
+        with alone_in(Path(composed[0].config.hydra.sweep.dir)):
+            return _run_all(context, function, composed, jobs)
     except HarnessError as error:
         raise JobFailed(str(error)) from error
+    except OSError as error:
+        raise JobFailed(
+            f"{error.filename or config.hydra.sweep.dir} cannot be written: {error.strerror or error}. "
+            "hydra.sweep.dir=FOLDER chooses another place."
+        ) from error
     except Interrupted as interruption:
         _leave(interruption)
         raise
@@ -144,9 +151,22 @@ def plan_all(composed: Sequence[Composed], function: TaskFunction) -> list[Job]:
             jobs.append(plan_one(one, task))
         except HarnessError as error:
             problems.append(f"job {one.number}: {error}" if len(composed) > 1 else str(error))
+    problems += shared_folders(composed)
     if problems:
         raise ConfigError("\n".join(problems))
     return jobs
+
+
+def shared_folders(composed: Sequence[Composed]) -> list[str]:
+    """Return a sentence for each job that would write over an earlier one's folder."""
+    owners: dict[Path, int] = {}
+    sentences = []
+    for one in composed:
+        owner = owners.setdefault(one.folder, one.number)
+        if owner != one.number:
+            said = f"job {one.number} would write over job {owner}, into {one.folder}"
+            sentences.append(f"{said}: put ${{hydra.job.num}} into hydra.sweep.subdir.")
+    return sentences
 
 
 def plan_one(one: Composed, task: Task) -> Job:
@@ -344,6 +364,8 @@ def value_of(run: RunDir, rank: int = 0) -> Any:
 
 def _leave(interruption: Interrupted) -> None:
     """End this process as a shell expects of one that a signal has ended; its ranks are gone."""
+    # A second Ctrl-C has nothing left to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(f"\n{interruption}: all ranks were stopped.", file=sys.stderr, flush=True)
     pool.close_all()
     sys.exit(128 + interruption.number)

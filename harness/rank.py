@@ -102,7 +102,10 @@ def work(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> 
 def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record: Recorder) -> int:
     """Do the work, part from the other ranks, record how it ended, and return the exit code."""
     try:
-        value = work()
+        try:
+            value = work()
+        finally:
+            _leave_to_the_rank(record)
         _part(run, who.rank, who.world_size, record)
     except SystemExit as leaving:
         code = exit_status(leaving.code)
@@ -121,6 +124,17 @@ def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record:
     record.value(run.value(who.slot), value)
     record.end("ok", 0, value=value)
     return 0
+
+
+def _leave_to_the_rank(record: Recorder) -> None:
+    """End a process that the task has forked and that comes back from it: how the rank ends is not its to say."""
+    if os.getpid() == record.owner:
+        return
+    leaving = sys.exc_info()[1]
+    if leaving is not None and not isinstance(leaving, SystemExit):
+        traceback.print_exception(leaving)
+    sys.stdout.flush()
+    os._exit(0 if leaving is None else exit_status(leaving.code) if isinstance(leaving, SystemExit) else 1)
 
 
 def exit_status(code: object) -> int:

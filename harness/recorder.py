@@ -25,12 +25,18 @@ _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "pur
 _NOT_USERS = tuple(os.path.realpath(path) + os.sep for path in [*_LIBRARIES, os.path.dirname(__file__)])
 
 
+MESSAGE_LENGTH = 4_000
+TRACEBACK_LENGTH = 40_000
+"""Longest texts of a failure, in characters."""
+
+
 class Recorder:
     """Appends to ``rank-N.jsonl``; a line is one ``write``, so that a kill loses nothing that was recorded."""
 
     def __init__(self, path: Path) -> None:
         # A rank that torch's engine starts again goes on in the same file: its readers keep their place.
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.owner = os.getpid()
 
     def __enter__(self) -> Recorder:
         return self
@@ -108,14 +114,22 @@ def failure_of(error: BaseException, cwd: str | None = None) -> Failure:
 def _traceback_of(error: BaseException) -> str:
     if isinstance(error, HarnessError):
         return f"{type(error).__name__}: {_text_of(error)}"
-    return "".join(traceback.format_exception(type(error), error, _from_users_code(error.__traceback__)))
+    lines = traceback.format_exception(type(error), error, _from_users_code(error.__traceback__))
+    return _printable("".join(lines), TRACEBACK_LENGTH)
 
 
 def _text_of(error: BaseException) -> str:
     try:
-        return str(error)
+        return _printable(str(error), MESSAGE_LENGTH)
     except Exception as broken:
         return f"(its text cannot be had: {type(broken).__name__})"
+
+
+def _printable(text: str, length: int) -> str:
+    """Return text that any file takes, cut in the middle where it is very long."""
+    if len(text) > length:
+        text = f"{text[: length // 2]}\n... ({len(text)} characters in all) ...\n{text[-length // 2 :]}"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -84,7 +84,10 @@ class Request:
                 self.start_method not in START_METHODS,
                 f"start_method={self.start_method} is unknown; use {', '.join(START_METHODS)}.",
             ),
-            (self.timeout_s is not None and not self.timeout_s > 0, f"timeout_s={self.timeout_s} must be above 0."),
+            (
+                self.timeout_s is not None and (_is_not_a_number(self.timeout_s) or not float(self.timeout_s) > 0),
+                f"timeout_s={self.timeout_s!r} must be a number of seconds above 0.",
+            ),
             (
                 self.threads != "auto" and (_is_not_whole(self.threads) or int(self.threads) < 1),
                 f"threads={self.threads!r} must be auto or at least 1.",
@@ -107,6 +110,10 @@ class Request:
                 f"{self.option}={self.devices} names devices of type {kind}, but backend={found.backend} is for {found.device}."
             )
         return found
+
+
+def _is_not_a_number(value: object) -> bool:
+    return isinstance(value, bool) or not isinstance(value, int | float)
 
 
 def _is_not_whole(value: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ class RunDir:
     def clear(self) -> None:
         """Remove what an earlier run has left in the same folder, but for what the new one may go on from."""
         names = ("rank-*.jsonl", "rank-*.log", "value-*.pkl", "error-*.pkl", ".stacks-*.txt", ".ending-*.json", "trace*.json")
-        whole = (self.result, self.stacks, self.store, self.scratch, self.engine_log)
+        shutil.rmtree(self.path / TRIALS, ignore_errors=True)
+        whole = (self.result, self.evidence, self.audit, self.stacks, self.store, self.scratch, self.engine_log)
         for path in [*whole, *(path for name in names for path in self.path.glob(name))]:
             path.unlink(missing_ok=True)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fcntl
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from harness.environ import common_environment
+from harness.errors import HarnessError
 from harness.launchers import pool
 from harness.launchers.supervise import Observer, Supervisor
 from harness.plan import RunPlan
@@ -44,8 +49,34 @@ def run_job(plan: RunPlan, run: RunDir, observer: Observer | None = None) -> Run
     finally:
         clear(run, plan)
     assert result is not None
-    write_json(run.result, to_json(result))
+    try:
+        write_json(run.result, to_json(result))
+    except OSError as error:
+        lost = f"The records of this run could not be written to {run.path}: {error.strerror}."
+        return dataclasses.replace(result, status="failed", message=f"{result.message} {lost}".strip())
     return result
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other commands from running a sweep in the same folder meanwhile.
+
+    Raises:
+        HarnessError: One does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HarnessError(
+                f"another command is running in {folder}: wait for it, or choose another folder with hydra.sweep.dir=FOLDER."
+            ) from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def clear(run: RunDir, plan: RunPlan) -> None:

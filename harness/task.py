@@ -153,7 +153,8 @@ def load_main(task: Task) -> ModuleType:
         module.__package__ = task.main_module.removesuffix(".__main__").rpartition(".")[0]
         if task.main_module.endswith(".__main__"):
             module.__package__ = task.main_module.removesuffix(".__main__")
-        module.__spec__ = None
+    # multiprocessing then finds the script again by its path, as under plain Python.
+    module.__spec__ = None
     sys.modules["__mp_main__"] = sys.modules["__main__"] = module
     _loading.append(task.main_path)
     try:

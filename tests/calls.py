@@ -204,3 +204,28 @@ def group_timeout():
 
 def spawn_in_spawn():
     return harness.spawn(rank_and_size, nprocs=2).return_values()
+
+
+def comes_back_forked():
+    """Return from a child of the rank's own as well, and let the child be the first."""
+    if os.fork() == 0:
+        return "child"
+    os.wait()
+    return "parent"
+
+
+def say_hello():
+    print("hello")
+
+
+def start_a_process_by_spawn():
+    import multiprocessing
+
+    child = multiprocessing.get_context("spawn").Process(target=say_hello)
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+def fail_at_length():
+    raise RuntimeError("bad file name \ud800" + "x" * 1_000_000)

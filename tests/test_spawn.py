@@ -538,3 +538,33 @@ def test_public_names_and_defaults():
         "daemon": False,
     }
     assert Request() == Request(-1, "auto", None, "gpus", "forkserver", None, "auto", "spawn")
+
+
+@pytest.mark.ranks
+def test_only_the_ranks_own_process_says_how_it_ended():
+    assert spawn(calls.comes_back_forked, nprocs=2, backend="gloo").return_values() == ["parent", "parent"]
+
+
+@pytest.mark.ranks
+def test_multiprocessing_spawns_inside_a_rank_too(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import harness\nfrom tests.calls import start_a_process_by_spawn\n\nif __name__ == '__main__':\n"
+        "    print(harness.spawn(start_a_process_by_spawn, nprocs=2, backend='gloo').return_values())\n"
+    )
+    done = run_script(script)
+    assert "[0, 0]" in done.stdout, done.stderr
+
+
+@pytest.mark.ranks
+def test_an_endless_message_is_cut_where_it_is_recorded(tmp_path):
+    from harness.recorder import MESSAGE_LENGTH, failure_of
+
+    try:
+        calls.fail_at_length()
+    except RuntimeError as error:
+        failure = failure_of(error)
+    assert len(failure.message) < MESSAGE_LENGTH + 100
+    assert "1000015 characters in all" in failure.message
+    failure.message.encode("utf-8")
+    failure.traceback.encode("utf-8")

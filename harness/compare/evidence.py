@@ -56,7 +56,7 @@ class StepEvidence(TypedDict):
     replayed_after: Digests | None
     buffers: list[Digests]  # per rank: buffers after the step
     replayed_buffers: list[Digests] | None
-    movement: dict[str, list[bool]]  # tensor -> [has a gradient, it is not zero, it can move by it, it moved, the replay moved it]
+    movement: dict[str, list[bool]]  # tensor -> [has a gradient, not zero, can move by it, moved, the replay moved it]
     loss: Sums
 
 

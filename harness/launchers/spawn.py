@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import multiprocessing
 import os
@@ -25,6 +26,14 @@ from harness.plan import RunPlan
 from harness.rundir import RunDir
 
 
+def _above_standard(end: socket.socket) -> socket.socket:
+    """Return the socket on a descriptor above 2: lower ones, free where a parent has closed them, become a child's streams."""
+    if end.fileno() > 2:
+        return end
+    with end:
+        return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
+
+
 class WarmServer:
     """The parent's end of :mod:`harness.launchers.server`; started without waiting, so that it imports meanwhile."""
 
@@ -36,7 +45,7 @@ class WarmServer:
         self._ready = False
         self.is_dead = False
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._channel, theirs = socket.socketpair()
+        self._channel, theirs = map(_above_standard, socket.socketpair())
         with theirs:
             self._child = subprocess.Popen(
                 module_command("harness.launchers.server", str(theirs.fileno())),
