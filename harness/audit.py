@@ -78,15 +78,16 @@ class Trials:
     def take(self, plan: TrainPlan) -> Trial | None:
         """Verify the training of ``plan``, with its fault; return what came of it on rank 0, None elsewhere.
 
-        A fault that the quick checks miss is looked at by the full ones.
+        A fault that the quick checks miss is looked at by the full ones; a correct run has to pass the full ones.
 
         Raises:
             DoesNotApply: The fault has no place in this training; on all ranks.
         """
+        full = dataclasses.replace(plan, compare="full")
+        if plan.fault is None:
+            return self._take(full)[0]
         trial, is_red = self._take(dataclasses.replace(plan, compare="quick"))
-        if plan.fault is None or is_red:
-            return trial
-        return self._take(dataclasses.replace(plan, compare="full"))[0]
+        return trial if is_red else self._take(full)[0]
 
     def _take(self, plan: TrainPlan) -> tuple[Trial | None, bool]:
         made: list[Trainer] = []
