@@ -1,8 +1,12 @@
 import dataclasses
 import itertools
+import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
+
+import harness
 
 from harness.compare.phases import PHASES
 from harness.report import charts
@@ -184,3 +188,9 @@ def test_colour_blind_people_can_tell_the_first_lines_apart(kind):
         distance = sum((x - y) ** 2 for x, y in zip(luminance_free(a, kind), luminance_free(b, kind), strict=True)) ** 0.5
         assert distance > 0.12, f"{a} and {b} look alike ({kind}: {distance:.3f})"
     assert len(DASHES) >= 4 and GREY not in SERIES
+
+
+def test_every_mark_of_a_rank_is_a_phase():
+    sources = [path.read_text() for path in Path(harness.__file__).parent.glob("*.py")]
+    marked = {name for source in sources for name in re.findall(r"\.mark\(\"([^\"]+)\"\)", source)}
+    assert {"verified", "audited", "task loaded", "finished"} <= marked <= PHASES.keys()
