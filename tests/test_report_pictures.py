@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import harness
-
 from harness.compare.phases import PHASES
 from harness.report import charts
 from harness.report.build import sweep_report
