@@ -20,5 +20,9 @@ def main(cfg: DictConfig) -> float:
 if __name__ == "__main__":
     from harness.launchers.pool import warm_up_for
 
-    warm_up_for(sys.argv[1:])
-    main()
+    try:
+        warm_up_for(sys.argv[1:])
+        main()
+    except KeyboardInterrupt:
+        # While Hydra composes; from the first rank on, the launcher ends what runs.
+        sys.exit(130)

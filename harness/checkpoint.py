@@ -77,7 +77,9 @@ def load(trainer: Trainer, path: Path) -> int:
 def _read(path: Path, device: torch.device) -> dict[str, Any]:
     file = RunDir(path).checkpoint if path.is_dir() else path
     if not file.exists():
-        raise ConfigError(f"resume={path}: there is no checkpoint {file}.")
+        inside = sorted(path.glob(f"*/{file.name}")) if path.is_dir() else []
+        hint = f" Did you mean resume={inside[0].parent}?" if inside else " checkpoint_every=N writes some."
+        raise ConfigError(f"resume={path}: there is no checkpoint there.{hint}")
     try:
         content = torch.load(file, map_location=device, weights_only=False)
     except Exception as error:

@@ -296,6 +296,11 @@ def with_reference(job: Job, done: Sequence[JobReport]) -> Job:
 def with_trials(reports: list[JobReport], settings: Mapping[str, Any], machine: Mapping[str, str]) -> list[JobReport]:
     """Return the jobs with the further launches that ``compare.pairs`` asks for."""
     by_job = {report.plan.job: report for report in reports}
+    if settings["pairs"] and not groups(reports, settings["aa"]):
+        log.info(
+            f"compare.pairs={settings['pairs']}: no two jobs differ only in how their ranks start, so none is launched again. "
+            "Try launcher=spawn,launch, or compare.aa=true."
+        )
     for group in groups(reports, settings["aa"]) if settings["pairs"] else []:
         names = " against ".join(f"job {report.plan.job}" for report in group)
         for number, report in enumerate(run_trials(group, settings["pairs"], machine, settings["aa"]), start=1):

@@ -43,6 +43,10 @@ class Recipe(Protocol):
         """Return the mean over the local batch, or (sum, number of items) where items differ, as tokens do."""
 
 
+REQUIRED = ("dataset", "model", "optimizer", "loss")
+"""Methods that every recipe has."""
+
+
 def make_recipe(settings: Mapping[str, Any]) -> Recipe:
     """Return the recipe that ``_target_`` and its keys describe, nested ``_target_`` keys included.
 
@@ -53,15 +57,22 @@ def make_recipe(settings: Mapping[str, Any]) -> Recipe:
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
 
-    _find(str(settings["_target_"]))
+    target = str(settings["_target_"])
+    _find(target)
     try:
-        return instantiate(dict(settings))
+        recipe: Recipe = instantiate(dict(settings))
     except InstantiationException as error:
         # Hydra's own text repeats the cause's and hides where it happened.
         cause = error.__cause__ or error
         if isinstance(cause, ValueError) and str(cause).startswith("recipe."):
             raise ConfigError(str(cause)) from None
+        if isinstance(cause, TypeError) and "unexpected keyword argument" in str(cause):
+            raise ConfigError(f"recipe._target_={target} does not take all keys of the recipe's YAML: {cause}.") from None
         raise cause from None
+    missing = [name for name in REQUIRED if not callable(getattr(recipe, name, None))]
+    if missing:
+        raise ConfigError(f"recipe._target_={target} has no method {' and no method '.join(missing)}: a recipe needs them.")
+    return recipe
 
 
 def _find(target: str) -> None:

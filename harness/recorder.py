@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from harness.errors import BackendUnavailable, ConfigError, HarnessError
+from harness.errors import BackendUnavailable, ConfigError, HarnessError, Mismatch
 from harness.record import Evaluation, Failure, Step
 from harness.rundir import write_whole
 
@@ -107,7 +107,7 @@ def failure_of(error: BaseException, cwd: str | None = None) -> Failure:
         traceback=_traceback_of(error),
         collective=any(map(_is_collective, _chain(error))),
         t=time.monotonic(),
-        mistake=isinstance(error, ConfigError | BackendUnavailable),
+        mistake=isinstance(error, ConfigError | BackendUnavailable | Mismatch),
     )
 
 

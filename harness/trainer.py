@@ -297,12 +297,24 @@ class Trainer:
             last = number == len(parts) - 1
             with nullcontext() if last else self.wrapped.no_sync():
                 on_device = to_device(piece, self.seat.device, self.dtype)
-                loss, items = self.wrapped(on_device)
+                loss, items = self._forward(on_device)
                 self._agree_on_kind(items is not None, has_samples=size > 0)
                 self.backward(loss, items, size, len(batch))
             losses.append(loss.detach().double() * (1 if items is not None else size))
             counts.append(size if items is None else items.detach())
         return sum(float(loss) for loss in losses), sum(float(count) for count in counts)
+
+    def _forward(self, batch: Any) -> tuple[Tensor, Tensor | None]:
+        try:
+            loss: tuple[Tensor, Tensor | None] = self.wrapped(batch)
+        except RuntimeError as error:
+            if "Expected to have finished reduction in the prior iteration" not in str(error):
+                raise
+            raise ConfigError(
+                f"{type(self.recipe).__name__} has a parameter that took no part in the last step's loss, so that nothing was "
+                "averaged for it. Use it in every step, or set ddp.find_unused_parameters=true."
+            ) from None
+        return loss
 
     def backward(self, loss: Tensor, items: Tensor | None, size: int, global_size: int) -> None:
         """Backpropagate a piece's loss, weighted so that the mean over ranks is the global batch's gradient.

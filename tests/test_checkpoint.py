@@ -199,10 +199,17 @@ def test_a_folder_of_a_run_is_as_good_as_the_file(odd_path: Path) -> None:
 
 
 def test_a_checkpoint_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"resume={tmp_path}: there is no checkpoint {tmp_path}/checkpoint.pt."):
+    with pytest.raises(ConfigError, match=f"resume={tmp_path}: there is no checkpoint there. checkpoint_every=N writes some."):
         checkpoint.load(rich(), tmp_path)
-    with pytest.raises(ConfigError, match=f"resume={tmp_path}/x: there is no checkpoint {tmp_path}/x."):
+    with pytest.raises(ConfigError, match=f"resume={tmp_path}/x: there is no checkpoint there."):
         checkpoint.load(rich(), tmp_path / "x")
+
+
+def test_the_folder_of_a_sweep_leads_to_that_of_its_job(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "checkpoint.pt").write_text("")
+    with pytest.raises(ConfigError, match=f"Did you mean resume={tmp_path}/0?"):
+        checkpoint.load(rich(), tmp_path)
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -556,8 +556,14 @@ def test_what_is_no_optimizer_is_refused() -> None:
 def test_a_recipe_is_made_of_its_settings() -> None:
     made = make_recipe({"_target_": "tests.toys.Points", "count": 3, "bad": [1]})
     assert isinstance(made, toys.Points) and (made.count, made.bad) == (3, {1})
-    with pytest.raises(TypeError, match="unexpected keyword argument 'cout'"):
+    # Its keys come from a YAML, so the message says so, and no traceback of ours hides it.
+    with pytest.raises(ConfigError, match="does not take all keys of the recipe's YAML: .* unexpected keyword argument 'cout'"):
         make_recipe({"_target_": "tests.toys.Points", "cout": 3})
+
+
+def test_a_recipe_without_a_method_is_told_which() -> None:
+    with pytest.raises(ConfigError, match="has no method dataset and no method model and no method optimizer and no method loss"):
+        make_recipe({"_target_": "fractions.Fraction"})
 
 
 def test_facts_hold_the_thread_count() -> None:
