@@ -557,12 +557,14 @@ def test_a_recipe_is_made_of_its_settings() -> None:
     made = make_recipe({"_target_": "tests.toys.Points", "count": 3, "bad": [1]})
     assert isinstance(made, toys.Points) and (made.count, made.bad) == (3, {1})
     # Its keys come from a YAML, so the message says so, and no traceback of ours hides it.
-    with pytest.raises(ConfigError, match="does not take all keys of the recipe's YAML: .* unexpected keyword argument 'cout'"):
+    with pytest.raises(
+        ConfigError, match=r"does not take all keys of the recipe's YAML: .* unexpected keyword argument 'cout'"
+    ):
         make_recipe({"_target_": "tests.toys.Points", "cout": 3})
 
 
 def test_a_recipe_without_a_method_is_told_which() -> None:
-    with pytest.raises(ConfigError, match="has no method dataset and no method model and no method optimizer and no method loss"):
+    with pytest.raises(ConfigError, match="has no method dataset and no method model and no method optimizer"):
         make_recipe({"_target_": "fractions.Fraction"})
 
 
