@@ -1,4 +1,4 @@
-"""A Hydra app that knows nothing of harness: python app.py hydra/launcher=harness hydra.launcher.nprocs=2 -m"""
+"""A Hydra app that knows nothing of harness: python app.py hydra/launcher=harness hydra.launcher.nprocs=2"""
 
 import logging
 import os
