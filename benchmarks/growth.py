@@ -18,9 +18,9 @@ JOBS, END = 100, 10
 KIB_OF_MIB = 1024
 
 
-def pss_mib(pid: int | str) -> float:
-    """Return the proportional set size of a process: pages that n processes share count 1/n."""
-    found = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+def size_mib(pid: int | str, kind: str) -> float:
+    """Return the size of a process: ``Rss``, or ``Pss``, where pages that n processes share count 1/n."""
+    found = re.search(rf"^{kind}:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     return int(found.group(1)) / KIB_OF_MIB if found else 0.0
 
 
@@ -46,7 +46,8 @@ def _memory_at(sweep: subprocess.Popen[bytes], folder: Path, jobs: int) -> tuple
     while sweep.poll() is None and not (folder / str(jobs - 1) / "plan.json").exists():
         time.sleep(0.02)
     children = Path(f"/proc/{sweep.pid}/task/{sweep.pid}/children").read_text().split()
-    return pss_mib(sweep.pid), max((pss_mib(child) for child in children), default=0.0)
+    # Not Pss: it is larger whenever no rank shares the pages of the server.
+    return size_mib(sweep.pid, "Rss"), max((size_mib(child, "Rss") for child in children), default=0.0)
 
 
 def _seconds(folder: Path, jobs: range) -> list[float]:
@@ -62,7 +63,7 @@ def pss_of_rank() -> float:
 
     one_step_of_harness()
     dist.barrier()
-    size = pss_mib(os.getpid())
+    size = size_mib(os.getpid(), "Pss")
     dist.barrier()
     return size
 

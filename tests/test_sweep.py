@@ -232,7 +232,8 @@ def test_marks_have_the_names_and_the_order_of_phases(sweep: Sweep, name: str) -
         assert phases == [phase for phase in PHASES if phase in phases]
         assert list(rank.marks.values()) == sorted(rank.marks.values())
         start = ["code entered", "task loaded", "torch imported", "lazy imports done", "group ready", "data and model"]
-        wanted = [*start, *(["verified"] if name == "resumed" else []), "DDP built", "first step", "warm", "last step", "finished"]
+        proof = ["verified"] if name == "resumed" else []
+        wanted = [*start, *proof, "DDP built", "first step", "warm", "last step", "finished"]
         assert phases == wanted
 
 
