@@ -195,7 +195,9 @@ def _size(name: str) -> str:
     fault = FAULTS[name]
     if name == "one_gradient_scaled":
         return "2e-7, float64: 1e-10"
-    return "" if fault.size is None else f"{fault.size:g} {fault.unit}"
+    if fault.size is None:
+        return ""
+    return f"bit {fault.size:g}" if fault.unit == "bit" else f"{fault.size:g} {fault.unit}"
 
 
 def _first(outcomes: Iterable[Outcome]) -> str:

@@ -367,12 +367,12 @@ def test_every_fault_has_an_injection_and_an_option():
         (
             {"fault": "one_sample_twice", "fault_size": 0.5},
             2,
-            "fault.size=0.5 is not a size of fault=one_sample_twice: it is in ids an epoch, a whole number from 1 on.",
+            "fault.size=0.5 is not a size of fault=one_sample_twice (id an epoch): it is a whole number from 1 on.",
         ),
         (
             {"fault": "lr_off_on_one_rank", "fault_size": 0.0},
             2,
-            "fault.size=0.0 is not a size of fault=lr_off_on_one_rank: it is in relative, above 0.",
+            "fault.size=0.0 is not a size of fault=lr_off_on_one_rank (relative): it is a number above 0.",
         ),
         (
             {"fault": "clipped_before_reduction"},

@@ -41,14 +41,14 @@ _TABLE = (
     Fault(4, "divided_twice", "gradients are divided by the number of ranks twice", ("R4", "R7")),
     Fault(5, "unequal_shards_averaged_equally", "a shard of fewer samples or tokens counts as much as another", _LOCAL),
     Fault(6, "not_sharded", "every rank takes the whole global batch", ("R1",)),
-    Fault(7, "one_sample_twice", "rank 1 takes a sample of rank 0's in place of its own", ("R1",), 1, "ids an epoch"),
+    Fault(7, "one_sample_twice", "rank 1 takes a sample of rank 0's in place of its own", ("R1",), 1, "id an epoch"),
     Fault(8, "last_batch_dropped", "the last batch of an epoch is left out", ("R1",), least_ranks=1),
     Fault(9, "sample_of_another_batch", "rank 1 takes a sample of the next batch, and gives its own for it", ("R1",)),
     Fault(10, "epoch_not_set", "every epoch has the order of the first", ("R1",), least_ranks=1),
     Fault(11, "not_synchronised_at_birth", "each rank starts from parameters of its own", ("R2",)),
-    Fault(12, "one_ulp_at_birth", "one number of rank 1's first parameter is the next representable one", ("R2",), 1, "ulps"),
-    Fault(13, "stale_buffers", "BatchNorm's statistics lag behind on rank 1", ("R6", "R11"), 1, "ulps of one number"),
-    Fault(14, "no_sync_left_on", "gradients are not reduced in the second step", ("R4", "R6"), 1, "steps"),
+    Fault(12, "one_ulp_at_birth", "one number of rank 1's first parameter is the next representable one", ("R2",), 1, "ulp"),
+    Fault(13, "stale_buffers", "BatchNorm's statistics lag behind on rank 1", ("R6", "R11"), 1, "ulp of one number"),
+    Fault(14, "no_sync_left_on", "gradients are not reduced in the second step", ("R4", "R6"), 1, "step"),
     Fault(15, "each_process_alone", "no process has joined the group: each trains alone, in a world of 1", ("R0",)),
     Fault(16, "accumulation_without_divisor", "gradients are sums over a step's pieces, not means", _LOCAL, least_ranks=1),
     Fault(17, "zero_grad_forgotten", "each step's gradients are added to those of the step before", _LOCAL, least_ranks=1),
@@ -62,13 +62,13 @@ _TABLE = (
     Fault(25, "bf16_compression", "gradients travel in bfloat16", ("R4", "R7")),
     Fault(26, "fp16_compression", "gradients travel in float16", ("R4", "R7")),
     Fault(27, "momentum_lost", "the optimizer's state is empty before the second step", ("R5",), least_ranks=1),
-    Fault(28, "one_rank_skips_a_step", "rank 1 leaves out the optimizer's second step", ("R5",), 1, "steps"),
+    Fault(28, "one_rank_skips_a_step", "rank 1 leaves out the optimizer's second step", ("R5",), 1, "step"),
     Fault(29, "rank0_loss_reported", "every rank reports rank 0's loss", ("R9",)),
-    Fault(30, "sparse_rows_lost", "rows of sparse gradients that only rank 1 has are lost", ("R4",), 1, "rows"),
+    Fault(30, "sparse_rows_lost", "rows of sparse gradients that only rank 1 has are lost", ("R4",), 1, "row"),
     Fault(31, "one_gradient_scaled", "the reduced gradient of one tensor is too large", ("R4", "R7"), None, "relative"),
-    Fault(32, "bit_flipped_in_compute", "one bit of one local gradient is flipped on rank 1", ("R3",), 0, "bit number"),
-    Fault(33, "bit_flipped_on_wire", "one bit is flipped in what rank 1 sends", ("R4",), 3, "bit number"),
-    Fault(34, "bit_flipped_after_sum", "one bit of a reduced gradient is flipped on rank 1", ("R4", "R6"), 0, "bit number"),
+    Fault(32, "bit_flipped_in_compute", "one bit of one local gradient is flipped on rank 1", ("R3",), 0, "bit"),
+    Fault(33, "bit_flipped_on_wire", "one bit is flipped in what rank 1 sends", ("R4",), 3, "bit"),
+    Fault(34, "bit_flipped_after_sum", "one bit of a reduced gradient is flipped on rank 1", ("R4", "R6"), 0, "bit"),
     Fault(35, "same_dropout_everywhere", "all ranks draw the same dropout masks", ("R11",)),
     Fault(36, "accuracy_as_mean_of_means", "metrics are means of the ranks' means", ("R9",)),
 )
@@ -121,7 +121,7 @@ def _checks(plan: Settings, fault: Fault, nprocs: int) -> list[tuple[bool, str]]
         ),
         (
             size is not None and bool(fault.unit) and not _is_size(fault, size),
-            f"fault.size={size} is not a size of fault={name}: it is in {fault.unit}, {_least(fault)}.",
+            f"fault.size={size} is not a size of fault={name} ({fault.unit}): it is {_least(fault)}.",
         ),
         (
             name == "clipped_before_reduction" and plan.clip_norm is None,
@@ -141,12 +141,12 @@ def _checks(plan: Settings, fault: Fault, nprocs: int) -> list[tuple[bool, str]]
 def _is_size(fault: Fault, size: float) -> bool:
     if fault.unit == "relative":
         return size > 0
-    if fault.unit == "bit number":
+    if fault.unit == "bit":
         return size == int(size) and 0 <= size < 64
     return size == int(size) and size >= 1
 
 
 def _least(fault: Fault) -> str:
     if fault.unit == "relative":
-        return "above 0"
-    return "from 0 on" if fault.unit == "bit number" else "a whole number from 1 on"
+        return "a number above 0"
+    return f"a whole number from {0 if fault.unit == 'bit' else 1} on"
