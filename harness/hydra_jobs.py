@@ -33,7 +33,7 @@ from harness.plan import METHODS, START_METHODS, RunPlan, Task, TrainPlan
 from harness.record import RunResult
 from harness.report.folder import SweepDir, job_report, whole_sweep
 from harness.report.reporter import Reporters
-from harness.report.sweep_report import JobReport
+from harness.report.sweep_report import JobReport, SweepReport
 from harness.rundir import RunDir, write_whole
 from harness.sweep import Job, alone_in, run_job
 from harness.task import describe_function
@@ -277,10 +277,23 @@ def _run_all(
             reports.append(job_report(job.plan, job.run, result, job.label, job.overrides))
             context.callbacks.on_job_end(config=one.config, job_return=returns[-1])
         reports = with_trials(reports, settings_of(composed[0].config), machine)
-        reporters.report(whole_sweep(folder, reports))
+        report = whole_sweep(folder, reports)
+        reporters.report(report)
+        fail_the_red(report, jobs, returns)
     finally:
         reporters.close()
     return returns
+
+
+def fail_the_red(report: SweepReport, jobs: Sequence[Job], returns: Sequence[JobReturn]) -> None:
+    """Fail the jobs that are red by what could be compared only afterwards: training with verification, run with run."""
+    verdicts = {job.plan.job: job.correctness for job in report.jobs}
+    for job, answer in zip(jobs, returns, strict=True):
+        verdict = verdicts.get(job.plan.job)
+        stops = job.plan.train is not None and job.plan.train.on_mismatch == "stop"
+        if verdict is not None and verdict.failed is not None and stops and answer.status == JobStatus.COMPLETED:
+            answer.status = JobStatus.FAILED
+            answer.return_value = JobFailed("\n".join(verdict.sentences()))
 
 
 def with_reference(job: Job, done: Sequence[JobReport]) -> Job:

@@ -102,7 +102,7 @@ def drawn_folder(sweep):
 def test_the_table_is_in_the_page(drawn):
     page = Page(sweep_html(drawn))
     assert page.rows == 5
-    assert "identical to job 0" in page.texts and "equal to 1 process: 10 of 10 checks" in page.texts
+    assert "identical to job 0" in page.texts and "equal to 1 process: 11 of 11 checks" in page.texts
     assert "2.13.0+cpu" in page.texts
 
 

@@ -39,7 +39,7 @@ def test_recorded_sweeps_are_read(tmp_path):
     assert [tables.settings(job)["launcher"] for job in sweep.jobs] == ["spawn", "spawn", "launch", "launch"]
     assert [job.identical_to for job in sweep.jobs] == [None, None, 0, 1]
     assert [job.baseline for job in sweep.jobs] == [0, 0, 0, 0]
-    assert sweep.jobs[1].correctness.num_passed == sweep.jobs[1].correctness.num_checked == 10
+    assert sweep.jobs[1].correctness.num_passed == sweep.jobs[1].correctness.num_checked == 11
 
 
 def test_a_run_whose_parent_was_killed_is_read_from_its_ranks(tmp_path):

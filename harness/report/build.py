@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.compare.chains import differences
+from harness.compare.chains import compare_runs, differences
 from harness.compare.performance import MARGINS, PerformanceVerdict, Resolution, compare, resolution
 from harness.errors import NotComparable
 from harness.plan import RunPlan
@@ -40,6 +40,7 @@ def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str,
         return job
     if job.identical_to is None:
         job = dataclasses.replace(job, identical_to=_twin(job, before))
+    job = _against_launchers(job, before)
     if job.baseline is not None or not step_times(job):
         return job
     job = dataclasses.replace(job, resolutions=tuple(_resolutions(job, machine)))
@@ -48,6 +49,15 @@ def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str,
         return dataclasses.replace(job, baseline=job.plan.job)
     job = dataclasses.replace(job, baseline=base.plan.job, speed=_speed(base, job, machine))
     return _against_rival(job, before, machine)
+
+
+def _against_launchers(job: JobReport, before: Sequence[JobReport]) -> JobReport:
+    """Add rung R10 to the verdict: the digests of a training are those of an earlier one, however either was started."""
+    same = [one for one in before if one.result.status == "ok" and digests(one) and not differences(one.plan, job.plan)]
+    if job.correctness is None or not same or not digests(job):
+        return job
+    rung = compare_runs(same[0].plan, same[0].result, job.plan, job.result)
+    return dataclasses.replace(job, correctness=job.correctness.joined_by(rung))
 
 
 def _speed(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> PerformanceVerdict | None:

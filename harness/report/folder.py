@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.compare import correctness
 from harness.compare.audit import CORRECT, trials_of
+from harness.compare.chains import chains_of, compare_observed
 from harness.compare.correctness import Verdict
 from harness.errors import NotComparable
 from harness.plan import RunPlan
@@ -124,6 +125,9 @@ def _read_job(folder: Path, entry: Mapping[str, Any]) -> JobReport:
 def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str, str], overrides: Sequence[str]) -> JobReport:
     """Return the report of one job, with the verdict on the evidence in its folder."""
     verdict, trials = read_verdict(run), tuple(read_trials(run))
+    if verdict is not None and result.status == "ok" and not (plan.train and plan.train.resume):
+        evidence = json.loads(run.evidence.read_text())
+        verdict = verdict.joined_by(compare_observed(evidence, chains_of(result)))
     return JobReport(plan, str(run.path), result, label, tuple(overrides), correctness=verdict, trials=trials)
 
 

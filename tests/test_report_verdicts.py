@@ -1,0 +1,57 @@
+"""What can be compared only when runs are over joins their verdicts: training with verification, run with run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hydra.core.utils import JobReturn, JobStatus
+
+from harness.compare.correctness import Verdict
+from harness.hydra_jobs import JobFailed, fail_the_red
+from harness.report.folder import read_sweep
+from harness.rundir import RunDir
+from harness.sweep import Job
+from tests.reports import recorded
+
+
+def spoil_digest(folder, done):
+    """Change the digest of rank 0's parameters after ``done`` steps of a recorded run."""
+    path = RunDir(folder).result
+    data = json.loads(path.read_text())
+    link = next(link for link in data["ranks"][0]["digests"] if link["done"] == done)
+    link["parameters"] = "0" * 16
+    path.write_text(json.dumps(data))
+
+
+def rungs_of(sweep, number):
+    verdict = next(job.correctness for job in sweep.jobs if job.plan.job == number)
+    assert isinstance(verdict, Verdict)
+    return {rung.name: rung.status for rung in verdict.rungs}
+
+
+def test_honest_runs_pass_both(tmp_path):
+    sweep = read_sweep(recorded("four_jobs", tmp_path))
+    assert rungs_of(sweep, 1)["R13"] == "passed"
+    assert [rungs_of(sweep, number).get("R10") for number in range(4)].count("passed") >= 1
+
+
+def test_a_training_that_leaves_what_was_verified_is_red(tmp_path):
+    folder = recorded("four_jobs", tmp_path)
+    spoil_digest(folder / "0", done=1)
+    assert rungs_of(read_sweep(folder), 0)["R13"] == "failed"
+
+
+def test_launchers_that_train_differently_are_red_and_fail_the_job(tmp_path):
+    folder = recorded("four_jobs", tmp_path)
+    job = next(number for number in range(4) if rungs_of(read_sweep(folder), number).get("R10") == "passed")
+    last = max(link["done"] for link in json.loads(RunDir(folder / str(job)).result.read_text())["ranks"][0]["digests"])
+    spoil_digest(folder / str(job), done=last)
+    sweep = read_sweep(folder)
+    assert rungs_of(sweep, job)["R10"] == "failed"
+    jobs = [Job(one.plan, RunDir(one.folder)) for one in sweep.jobs]
+    returns = [JobReturn(status=JobStatus.COMPLETED) for _ in jobs]
+    fail_the_red(sweep, jobs, returns)
+    assert [answer.status == JobStatus.FAILED for answer in returns] == [number == job for number in range(4)]
+    with pytest.raises(JobFailed, match="R10"):
+        _ = returns[job].return_value
