@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
@@ -18,6 +20,14 @@ from harness.plan import TrainPlan
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
+
+
+@pytest.fixture(autouse=True)
+def _hydra_as_before():
+    """Hydra keeps the version_base of the last composition for the whole process."""
+    before = copy.deepcopy(Singleton.get_state())
+    yield
+    Singleton.set_state(before)
 
 
 def composed(*overrides):

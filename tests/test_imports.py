@@ -40,6 +40,7 @@ BELOW_THE_TORCH_LINE = {
         "group",
         "loader",
         "parallel",
+        "profiling",
         "recipe",
     ),
     *("replay", "seeds", "sparse", "state", "train", "trainer", "verify"),

@@ -208,7 +208,7 @@ def test_restarts_and_machines_run_on_torchs_engine():
         ("--gpus=0 --devices=0", r"^--gpus and --devices exclude each other"),
         ("--nprocs=1 --gpus=", r"^--gpus= is empty: leave it out"),
         ("--nprocs=1 --xpus=0 --backend=nccl", r"xpus=0 goes with backend=bkcl"),
-        ("--nprocs=1 --timeout_s=0", r"timeout_s=0\.0 must be above 0"),
+        ("--nprocs=1 --timeout_s=0", r"timeout_s=0\.0 must be a number of seconds above 0"),
         ("--nprocs=1 --threads=0", r"threads=0 must be auto or at least 1"),
         ("--nnodes=0", r"--nnodes=0 must be at least 1"),
         ("--max_restarts=-1", r"--max_restarts=-1 must be 0 or more"),

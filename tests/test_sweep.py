@@ -194,7 +194,9 @@ def test_nothing_is_left_to_resume(sweep: Sweep) -> None:
     )
     assert sweep.result("reached").message == message
     missing = sweep.folder / "nowhere"
-    assert sweep.result("nothing_to_resume").message == f"resume={missing}: there is no checkpoint {missing}."
+    assert sweep.result("nothing_to_resume").message == (
+        f"resume={missing}: there is no checkpoint there. checkpoint_every=N writes some."
+    )
 
 
 # --- records --------------------------------------------------------------------------------------------------------
