@@ -45,7 +45,7 @@ class Row:
     baseline: Callable[[], float]
 
 
-def run(command: list[str], **environment: str) -> tuple[float, str]:
+def run(command: list[str], tries: int = 3, **environment: str) -> tuple[float, str]:
     """Run a command to its end; return CLOCK_MONOTONIC at its start, and what it printed."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     with tempfile.TemporaryDirectory() as folder:
@@ -53,6 +53,9 @@ def run(command: list[str], **environment: str) -> tuple[float, str]:
         done = subprocess.run(
             command, cwd=folder, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
         )
+        if done.returncode and tries > 1:
+            print(f"failed with {done.returncode}, and is run again: {' '.join(command)}", file=sys.stderr)
+            return run(command, tries - 1, **environment)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed ({done.returncode}):\n{done.stdout}\n{done.stderr}")
         return begin, done.stdout
