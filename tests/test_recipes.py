@@ -37,7 +37,7 @@ from recipes.sparse_adam import SparseDenseAdam
 from recipes.transformer import Transformer
 
 CONF = Path(__file__).parents[1] / "conf" / "recipe"
-MULTI30K = Path("/work/shared/data/multi30k")
+MULTI30K = Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k"
 RECIPES: tuple[Callable[[], Any], ...] = (Mnist, SEResNeXt, Transformer)
 
 needs_multi30k = pytest.mark.skipif(
