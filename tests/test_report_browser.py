@@ -96,7 +96,7 @@ def test_tensorboard_shows_what_the_records_say(browser, board, sweep):
     look(browser, board, "scalars", ["accuracy/eval", "final/first_step_s", "launcher=launch,nprocs=2"])
     charts = ["mnist on 1 rank", "mnist on 2 ranks", "step time, ms", "samples per second", "Matches (2)"]
     look(browser, board, "custom_scalars", charts)
-    look(browser, board, "text", ["equal to 1 process: 10 of 10 checks", "identical to job 1"])
+    look(browser, board, "text", ["equal to 1 process: 11 of 11 checks", "identical to job 1"])
     look(browser, board, "images", ["pictures/Start-up", "pictures/Scaling"])
     firsts = [format(tables.first_step_s(job), "#.5g") for job in sweep.jobs]
     look(browser, board, "hparams", ["launcher", "nprocs", "spawn", "launch", "final/first_step_s", *firsts])

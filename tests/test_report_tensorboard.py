@@ -129,7 +129,7 @@ def test_the_table_is_there_as_text_and_pictures_as_images(sweep):
     run = events(RunDir(sweep.folder).path)
     text = run.Tensors("verdicts")[0].tensor_proto.string_val[0].decode()
     assert text.splitlines()[0].startswith("| job | launcher | nprocs | first step |")
-    assert "equal to 1 process: 10 of 10 checks" in text and "identical to job 0" in text
+    assert "equal to 1 process: 11 of 11 checks" in text and "identical to job 0" in text
     images = run.Tags()["images"]
     assert {"pictures/Loss", "pictures/Start-up", "pictures/Step times", "pictures/Scaling"} <= set(images)
     (image,) = run.Images("pictures/Loss")
