@@ -63,11 +63,13 @@ def test_plain_torch_script_runs_unchanged(two_ranks):
 
 def test_under_torchrun(two_ranks, tmp_path):
     store = ["--rdzv-backend=c10d", f"--rdzv-endpoint={tmp_path / 'store'}", "--rdzv-conf=store_type=file"]
-    done = run("-m", "torch.distributed.run", "--nproc-per-node=2", f"--log-dir={tmp_path}", *store, "linear.py")
+    done = run(
+        "-m", "torch.distributed.run", "--nproc-per-node=2", f"--log-dir={tmp_path}", "--redirects=3", *store, "linear.py"
+    )
     assert done.returncode == 0, done.stderr
-    # Both ranks print there.
-    said = [line.removeprefix("loss: ") for line in done.stdout.split("\n") if line]
-    assert [line for line in said if line in two_ranks] == two_ranks
+    # A file per rank: in one pipe the lines of both would mix.
+    (log,) = tmp_path.glob("**/0/stdout.log")
+    assert [line.removeprefix("loss: ") for line in log.read_text().splitlines()] == two_ranks
 
 
 def test_number_of_ranks_left_open():
