@@ -49,8 +49,7 @@ def _nothing_is_left(_private_temporary_folder: Path) -> Iterator[None]:
         new = {pid: line for pid, line in descendants(os.getpid()).items() if pid not in processes and pid != warm_server_pid()}
         return [f"process {pid}: {line}" for pid, line in new.items()] + sorted(_files(_private_temporary_folder) - files)
 
-    # How soon ranks are gone is asserted where it is the subject; here only that nothing stays.
-    wait_until(lambda: not left(), 10.0)
+    wait_until(lambda: not left(), 3.0)
     assert left() == [], "left behind by this test"
     changed = {name for name in environment.keys() | os.environ.keys() if environment.get(name) != os.environ.get(name)}
     # torch._dynamo sets the second when the first optimizer of a process is made.
