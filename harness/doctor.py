@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -10,7 +11,6 @@ import platform
 import shutil
 import socket
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Sequence
@@ -25,6 +25,7 @@ from harness.placement import Machine, place
 from harness.plan import RunPlan, Task
 from harness.request import Attempt, Request, details, machine, without_paths
 from harness.rundir import RunDir, write_whole
+from harness.scratch import Scratch
 
 WIDTH = 80
 LAUNCHERS = ("spawn", "launch", "torchrun")
@@ -166,8 +167,8 @@ def _limit(number: int) -> str:
 
 def try_launcher(method: str) -> Finding:
     """Return what came of an all-reduce of 2 gloo ranks under a launcher."""
-    with tempfile.TemporaryDirectory(prefix="harness-") as folder:
-        run = RunDir(folder)
+    with contextlib.closing(Scratch()) as folder:
+        run = folder.run()
         script = run.path / "all_reduce.py"
         write_whole(script, _ALL_REDUCE)
         began = time.monotonic()

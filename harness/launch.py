@@ -6,10 +6,8 @@ import argparse
 import importlib.machinery
 import os
 import re
-import shutil
 import socket
 import sys
-import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from harness.plan import RunPlan, Task
 from harness.record import RunResult, to_json
 from harness.request import Attempt, Console, Request, details, summary, without_paths
 from harness.rundir import RunDir, write_json
+from harness.scratch import Scratch
 from harness.sweep import clear
 
 _LISTS = ("gpus", "xpus", "devices")
@@ -53,8 +52,8 @@ def _launch(asked: argparse.Namespace) -> int:
     plan = make_plan(asked, task)
     print(summary(plan), file=sys.stderr, flush=True)
     _tell_unused(asked)
-    with _folder(asked.log_dir) as run, _engine(asked) as launcher:
-        attempt = Attempt(run, plan, launcher, Console())
+    with _folder(asked.log_dir) as run:
+        attempt = Attempt(run, plan, _launcher(asked), Console())
         result = attempt.watch()
         assert result is not None
         clear(run, plan)
@@ -198,19 +197,17 @@ def _folder(log_dir: str | None) -> Iterator[RunDir]:
         run.clear()
         yield run
         return
-    run = RunDir(tempfile.mkdtemp(prefix="harness-"))
+    folder = Scratch()
     try:
-        yield run
+        yield folder.run()
     finally:
-        shutil.rmtree(run.path, ignore_errors=True)
+        folder.close()
 
 
-@contextmanager
-def _engine(asked: argparse.Namespace) -> Iterator[Launcher]:
-    """Yield the launcher: torch's engine for several machines and for restarts, and otherwise a process per rank."""
+def _launcher(asked: argparse.Namespace) -> Launcher:
+    """Return the launcher: torch's engine for several machines and for restarts, and otherwise a process per rank."""
     if asked.nnodes == 1 and asked.max_restarts == 0:
-        yield pool.launcher("launch")
-        return
+        return pool.launcher("launch")
     rendezvous = []
     if asked.nnodes > 1:
         host, port = _address(asked.master)
@@ -218,11 +215,7 @@ def _engine(asked: argparse.Namespace) -> Iterator[Launcher]:
         rendezvous += [f"--master-addr={host}", f"--master-port={port}"]
         if asked.node_rank == 0:
             _require_free(int(port or 0), asked.master)
-    engine = TorchrunLauncher(asked.max_restarts, rendezvous)
-    try:
-        yield engine
-    finally:
-        engine.close()
+    return TorchrunLauncher(asked.max_restarts, rendezvous)
 
 
 def _require_free(port: int, master: str) -> None:

@@ -7,6 +7,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+
+from harness.scratch import sign
 
 _PR_SET_PDEATHSIG = 1
 # Looked up here, because a forked child must not: another thread may have held the loader's lock.
@@ -26,21 +29,50 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def children_die_with_this_process() -> None:
+def children_die_with_this_process() -> Callable[[], None]:
     """Have every process that Python forks from this one, and from those in turn, end with its parent (DataLoader workers).
 
     Only children of a main thread: the kernel's signal comes at the end of the thread that forked.
+
+    Returns:
+        What takes it back.
     """
-    forks_in_main_thread = [0]
+    _tying.parent = os.getpid()
+    if not _tying.is_hooked:
+        os.register_at_fork(before=_tying.before_fork, after_in_child=_tying.after_fork)
+        _tying.is_hooked = True
 
-    def before() -> None:
-        forks_in_main_thread[0] = os.getpid() if threading.get_native_id() == os.getpid() else 0
+    def take_back() -> None:
+        _tying.parent = 0
 
-    def in_child() -> None:
-        if forks_in_main_thread[0]:
-            die_with_parent(forks_in_main_thread[0])
+    return take_back
 
-    os.register_at_fork(before=before, after_in_child=in_child)
+
+class _Tying:
+    """What a fork does to tie a child to its parent: hooks cannot be unregistered.
+
+    Attributes:
+        parent: The process whose children are tied; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.parent = 0
+        self.is_hooked = False
+        self._ties = False
+
+    def before_fork(self) -> None:
+        self._ties = self.parent == os.getpid() == threading.get_native_id()
+
+    def after_fork(self) -> None:
+        if not self.parent:
+            return
+        sign()
+        if self._ties:
+            die_with_parent(self.parent)
+        self.parent = os.getpid()
+
+
+_tying = _Tying()
 
 
 def worker_dies_with_rank(worker_id: int) -> None:

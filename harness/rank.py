@@ -8,14 +8,15 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import io
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.context import Rank, enter
@@ -25,6 +26,7 @@ from harness.lifetime import children_die_with_this_process, die_with_parent
 from harness.plan import RunPlan
 from harness.recorder import Recorder, failure_of
 from harness.rundir import RunDir
+from harness.scratch import used_by_multiprocessing
 from harness.store import keep_store, offer_store
 from harness.task import run_task
 
@@ -64,9 +66,9 @@ def run_rank(path: str, forked: bool) -> int:
         plan = RunPlan.read(run)
 
         def prepare_and_work() -> Any:
-            _use_scratch(run)
-            _prepare(run, plan, forked)
-            return work(run, plan, who, record)
+            with _scratch(run):
+                _prepare(run, plan, forked)
+                return work(run, plan, who, record)
 
         return conclude(prepare_and_work, run, who, record)
 
@@ -78,10 +80,14 @@ def _forget_exit_functions() -> None:
         atexit.register(sys.modules["multiprocessing.util"]._exit_function)
 
 
-def _use_scratch(run: RunDir) -> None:
-    """Have ``multiprocessing`` keep its sockets where the supervisor removes them."""
-    if run.scratch.exists():
-        multiprocessing.current_process()._config.setdefault("tempdir", run.scratch.read_text())  # type: ignore[attr-defined]
+@contextmanager
+def _scratch(run: RunDir) -> Iterator[None]:
+    """Use the run's scratch folder in this process and those forked from it; a rank started by hand has none."""
+    if not run.scratch.exists():
+        yield
+        return
+    with used_by_multiprocessing(Path(run.scratch.read_text())):
+        yield
 
 
 def _default_signals() -> None:

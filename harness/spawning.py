@@ -6,10 +6,8 @@ import atexit
 import difflib
 import os
 import pickle
-import shutil
 import signal
 import sys
-import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +23,7 @@ from harness.raising import exception_of
 from harness.record import RunResult
 from harness.request import Attempt, Console, Request, summary
 from harness.rundir import RunDir, write_whole
+from harness.scratch import Scratch
 
 _OPTIONS = ("backend", "gpus", "xpus", "selected_gpus", "start_method", "timeout_s", "threads", "print_config")
 _OLD_OPTIONS = {
@@ -35,7 +34,6 @@ _OLD_OPTIONS = {
     "use_paddlecloud": "leave it out: the environment of a cluster's job is read by init_parallel_env()",
 }
 _unwatched: set[SpawnContext] = set()
-_owner = os.getpid()
 _living: weakref.WeakSet[SpawnContext] = weakref.WeakSet()
 
 
@@ -74,10 +72,11 @@ class SpawnContext:
 
     def __init__(self, plan: RunPlan, call: bytes) -> None:
         self._plan = plan
-        self._run = RunDir(tempfile.mkdtemp(prefix="harness-"))
+        folder = Scratch()
+        self._run = folder.run()
         write_whole(self._run.call, call)
         self._attempt = Attempt(self._run, plan, observer=Console())
-        self._end = weakref.finalize(self, _clean, self._attempt, os.getpid())
+        self._end = weakref.finalize(self, _clean, self._attempt, folder, os.getpid())
         # Not before _end_all has waited.
         self._end.atexit = False
         _living.add(self)
@@ -275,14 +274,14 @@ def _pass_on(interruption: Interrupted) -> NoReturn:
     raise RankFailed(f"{interruption}: all ranks were stopped.") from None
 
 
-def _clean(attempt: Attempt, owner: int) -> None:
+def _clean(attempt: Attempt, folder: Scratch, owner: int) -> None:
     """End what runs, and remove the folder; a copy of this process made by fork owns nothing of it."""
     if os.getpid() != owner:
         return
     try:
         attempt.stop()
     finally:
-        shutil.rmtree(attempt.run.path, ignore_errors=True)
+        folder.close()
 
 
 @atexit.register
@@ -295,5 +294,6 @@ def _end_all() -> None:
             print(f"harness.spawn: ranks that nobody waited for failed: {error}", file=sys.stderr)
     for context in list(_living):
         # Finalizers have been shut down by now.
-        if context._end.detach():
-            _clean(context._attempt, _owner)
+        if ended := context._end.detach():
+            _, clean, arguments, _ = ended
+            clean(*arguments)

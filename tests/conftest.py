@@ -41,9 +41,6 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Itera
 def _nothing_is_left(_private_temporary_folder: Path) -> Iterator[None]:
     environment, processes, files = dict(os.environ), set(descendants(os.getpid())), _files(_private_temporary_folder)
     yield
-    torchrun = pool._launchers.get("torchrun")
-    if torchrun is not None:
-        torchrun.close()
 
     def left() -> list[str]:
         new = {pid: line for pid, line in descendants(os.getpid()).items() if pid not in processes and pid != warm_server_pid()}

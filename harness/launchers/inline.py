@@ -9,13 +9,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from harness.environ import RankEnvironment
 from harness.launchers.base import Process, rank_environment
 from harness.launchers.signals import interruptible
+from harness.lifetime import children_die_with_this_process
 from harness.plan import RunPlan
 from harness.rundir import RunDir
+from harness.scratch import used_by_multiprocessing
 
 
 class InlineLauncher:
@@ -36,6 +39,7 @@ class InlineLauncher:
             Recorder(run.records(0)) as record,
             run.log(0).open("a") as log,
             _tee(log),
+            used_by_multiprocessing(Path(run.scratch.read_text())),
         ):
             record.start(os.getpid(), time.monotonic())
             code = conclude(lambda: work(run, here, who, record), run, who, record)
@@ -75,9 +79,11 @@ def _as_rank(environment: Mapping[str, str], threads: int) -> Iterator[None]:
     torch = sys.modules.get("torch")
     threads_before = torch.get_num_threads() if torch is not None else 0
     withdraw = set_threads(threads)
+    untie = children_die_with_this_process()
     try:
         yield
     finally:
+        untie()
         withdraw()
         if torch is not None:
             set_threads(threads_before)

@@ -7,7 +7,6 @@ import json
 import os
 import selectors
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from harness.outcome import End, first_to_fall, judge, listed
 from harness.plan import RunPlan
 from harness.record import RankResult, RunResult
 from harness.rundir import RunDir
+from harness.scratch import Scratch
 
 TICK_S = 0.05
 """How often records are read while nothing ends."""
@@ -69,7 +69,7 @@ class Supervisor:
         self._heard = [time.monotonic()] * plan.nprocs
         self._printed = [0] * plan.nprocs
         self._stopped: set[int] = set()
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: Scratch | None = None
         self._absent: list[int] = []
         self.notes: list[str] = []
 
@@ -102,14 +102,16 @@ class Supervisor:
         self._remove_scratch()
 
     def _make_scratch(self) -> None:
-        """Give the ranks a private folder for their sockets, which a killed rank cannot remove itself."""
-        self._scratch = tempfile.TemporaryDirectory(prefix="harness-", ignore_cleanup_errors=True)
-        self._run.scratch.write_text(self._scratch.name)
+        """Give the ranks a private folder for what a killed rank cannot remove itself, unless the run's own is one."""
+        if self._run.scratch.exists():
+            return
+        self._scratch = Scratch()
+        self._run.scratch.write_text(str(self._scratch.path))
 
     def _remove_scratch(self) -> None:
-        self._run.scratch.unlink(missing_ok=True)
         if self._scratch is not None:
-            self._scratch.cleanup()
+            self._run.scratch.unlink(missing_ok=True)
+            self._scratch.close()
 
     def _until_end(self, trap: SignalTrap, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout

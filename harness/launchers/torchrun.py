@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from harness.environ import UNSHARED
 from harness.launchers.base import OwnProcess, Process, module_command
@@ -18,11 +16,10 @@ class TorchrunLauncher:
     def __init__(self, max_restarts: int = 0, rendezvous: Sequence[str] = ()) -> None:
         self.max_restarts = max_restarts
         self.rendezvous = list(rendezvous)
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self, run: RunDir, plan: RunPlan, environment: Mapping[str, str]) -> Sequence[Process]:
-        """Start the engine."""
-        folder = self._new_folder()
+        """Start the engine; its files lie in the run's scratch folder."""
+        folder = run.scratch.read_text()
         options = [f"--nproc-per-node={plan.nprocs}", f"--max-restarts={self.max_restarts}", f"--log-dir={folder}"]
         options += self.rendezvous or _file_rendezvous(folder)
         rank = module_command("harness.launchers.witness", str(run.path))
@@ -32,22 +29,14 @@ class TorchrunLauncher:
             environment = {**environment, UNSHARED: "1"}
         return [OwnProcess(command, environment, plan.cwd, run.engine_log)]
 
-    def _new_folder(self) -> Path:
-        self.close()
-        self._folder = tempfile.TemporaryDirectory(prefix="harness-")
-        return Path(self._folder.name)
-
     def close(self) -> None:
-        """Remove the folder of rendezvous and engine."""
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        """Do nothing: the engine ends with its run."""
 
 
-def _file_rendezvous(folder: Path) -> list[str]:
+def _file_rendezvous(folder: str) -> list[str]:
     return [
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={folder / 'rendezvous'}",
+        f"--rdzv-endpoint={folder}/rendezvous",
         "--rdzv-conf=store_type=file",
         "--rdzv-id=harness",
     ]

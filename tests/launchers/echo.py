@@ -140,6 +140,21 @@ def epoch():
     assert sum(len(batch) for batch in DataLoader(torch.arange(8.0), batch_size=2, num_workers=2)) == 8
 
 
+def shared_memory():
+    """Leave what a process leaves that is killed while it hands over a tensor, or makes a lock: here and in a child."""
+    import multiprocessing
+
+    semaphores = multiprocessing.current_process()._config["semprefix"].removeprefix("/")
+    child = os.fork()
+    Path(f"/dev/shm/torch_{os.getpid()}_1_0").touch()
+    Path(f"/dev/shm/sem.{semaphores}-{os.getpid()}").touch()
+    if child == 0:
+        for_ever()
+    wait_for(Path(f"/dev/shm/torch_{child}_1_0"))
+    wait_for(Path(f"/dev/shm/sem.{semaphores}-{child}"))
+    for_ever()
+
+
 def deaf():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     tell("ready")
@@ -232,6 +247,7 @@ BEHAVIOUR = {
     "workers": workers,
     "workers, then kill -9": lambda: workers(lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "epoch": epoch,
+    "shared memory": shared_memory,
     "timed barrier": timed_barrier,
     "left in barrier": left_in_barrier,
     "returns before barrier": returns_before_barrier,

@@ -1,9 +1,10 @@
-"""Whatever ends the parent ends its ranks, their DataLoader workers and the warm server, within 5 s."""
+"""Whatever ends the parent ends its ranks, their DataLoader workers and the warm server, within 5 s, and leaves no file."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,9 +36,10 @@ except Interrupted as interruption:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Return a folder in which the parents keep their temporary files: a killed one cannot remove them."""
+    """Return a folder in which the parents keep their temporary files."""
     (tmp_path / "tmp").mkdir()
     yield tmp_path
+    assert wait_until(lambda: not list((tmp_path / "tmp").glob("harness-*")), 5), list((tmp_path / "tmp").glob("*/**"))
 
 
 def command(how: str, folder: Path, behaviour: str) -> list[str]:
@@ -72,13 +74,13 @@ def assert_records_are_readable(folder: Path, ranks: int = 2) -> None:
     assert all(run.events(rank)[0]["event"] == "start" for rank in range(ranks))
 
 
-@pytest.mark.parametrize("how", ["spawn", "spawn-spawn", "spawn-fork", "launch", "torchrun"])
+@pytest.mark.parametrize("how", ["spawn", "spawn-spawn", "spawn-fork", "launch", "torchrun", "inline"])
 def test_killed_parent_leaves_nobody(how: str, folder: Path) -> None:
     parent, below = start(how, folder)
     parent.kill()
     parent.wait()
     assert_gone(below)
-    assert_records_are_readable(folder)
+    assert_records_are_readable(folder, 1 if how == "inline" else 2)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,30 @@ def test_signal_ends_all_with_its_status(how: str, number: int, ignore: bool, fo
     assert parent.wait(15 if how == "inline" else 5) == 128 + number
     assert_gone(below)
     assert_records_are_readable(folder, 1 if how == "inline" else 2)
-    assert list((folder / "tmp").glob("harness-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [
+        *((how, number) for how in ("spawn", "launch", "torchrun") for number in (signal.SIGKILL, signal.SIGTERM)),
+        # After SIGTERM to an inline rank its child is there as long as the program is.
+        ("inline", signal.SIGKILL),
+    ],
+)
+def test_shared_memory_of_killed_processes_is_removed(how: str, number: int, folder: Path) -> None:
+    parent, below = start(how, folder, "shared memory")
+    pids = {*below, parent.pid}
+
+    def left() -> list[Path]:
+        files = list(Path("/dev/shm").glob("torch_*_1_0")) + list(Path("/dev/shm").glob("sem.harness-*"))
+        return [path for path in files if pids & {int(part) for part in re.findall(r"\d+", path.name)}]
+
+    ranks = 1 if how == "inline" else 2
+    assert wait_until(lambda: len(left()) == 4 * ranks), left()
+    parent.send_signal(number)
+    parent.wait(15)
+    assert_gone(below)
+    assert wait_until(lambda: not left(), 5), left()
 
 
 def test_deaf_ranks_are_gone_as_well(folder: Path) -> None:

@@ -1,0 +1,82 @@
+"""A temporary folder that goes with its program, whatever ends that, and with it the shared memory that killed ranks left."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.rundir import RunDir
+
+_SWEEP = """
+is_alive() { read -r stat 2>/dev/null <"/proc/$1/stat" && case ${stat##*)} in " Z"*|" X"*) false ;; esac; }
+read -r _
+patience=40
+for signature in "$1"/processes/*; do
+    pid=${signature##*/}
+    while [ "$pid" != "$2" ] && is_alive "$pid" && [ $patience -gt 0 ]; do sleep 0.05; patience=$((patience - 1)); done
+    is_alive "$pid" || rm -f "/dev/shm/torch_${pid}_"*
+done
+rm -rf -- "$1" "/dev/shm/sem.${1##*/}-"*
+"""
+"""Torch names a tensor's shared memory after the process, and unlinks it once the other side has it: a process that is
+killed in between leaves it. The parent ($2) may still use its own."""
+
+
+class Scratch:
+    """A private folder, removed when it is closed; if this program is killed, by the shell that waits beside it.
+
+    Attributes:
+        path: The folder, readable for this user alone.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="harness-"))
+        (self.path / "processes").mkdir()
+        self._sweeper = subprocess.Popen(
+            ["sh", "-c", _SWEEP, "sh", str(self.path), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def run(self) -> RunDir:
+        """Return the folder as that of a run."""
+        run = RunDir(self.path)
+        run.scratch.write_text(str(self.path))
+        return run
+
+    def close(self) -> None:
+        """Remove the folder, after the processes that have signed in it; again has no effect."""
+        if self._sweeper.returncode is None:
+            # A line, because a copy of this process made by fork holds the pipe open.
+            self._sweeper.communicate(b"\n")
+
+
+def sign() -> None:
+    """Have what this process leaves in shared memory removed once it has ended, if it uses a scratch folder."""
+    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    # Not there: somebody else's folder, or the program has ended and so does this process.
+    with contextlib.suppress(OSError):
+        Path(folder or "", "processes", str(os.getpid())).touch()
+
+
+@contextmanager
+def used_by_multiprocessing(scratch: Path) -> Iterator[None]:
+    """Have ``multiprocessing`` keep its sockets and semaphores where they are removed, and sign."""
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before = dict(config)
+    config.update(tempdir=str(scratch), semprefix=f"/{scratch.name}")
+    sign()
+    try:
+        yield
+    finally:
+        config.clear()
+        config.update(before)
