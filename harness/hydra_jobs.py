@@ -22,6 +22,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from harness import resuming
 from harness.compare.chains import may_share_reference
 from harness.environ import usable_cores, wanted_threads
 from harness.errors import ConfigError, HarnessError
@@ -273,6 +274,9 @@ def _run_all(
             context.callbacks.on_job_start(config=one.config, task_function=function)
             job = with_reference(planned, reports)
             result = _run_one(one, job, reporters)
+            if resuming.is_wanted(job.plan, result):
+                log.info(f"job {job.plan.job}: its training is interrupted and resumed")
+                resuming.interrupt_and_resume(job.plan, job.run, result)
             returns.append(_job_return(one, job, result))
             reports.append(job_report(job.plan, job.run, result, job.label, job.overrides))
             context.callbacks.on_job_end(config=one.config, job_return=returns[-1])

@@ -85,7 +85,7 @@ class TrainPlan:
     """The training of one recipe. ``steps`` or ``epochs`` says how long; sizes count samples over all ranks.
 
     ``reference`` names the evidence of an earlier run of the same training, whose replay stands for this one's wherever the
-    ranks captured the same bits.
+    ranks captured the same bits. ``stop_after`` is the number of steps after which to leave the rest to a run that resumes.
     """
 
     recipe: Mapping[str, Any]
@@ -104,6 +104,7 @@ class TrainPlan:
     warmup_steps: int = 3
     checkpoint_every: int = 0
     resume: str | None = None
+    stop_after: int | None = None
     deterministic: bool = True
     profile: bool = False
     compile: bool = False

@@ -11,6 +11,8 @@ from typing import Any
 
 TRIALS = "trials"
 """Folder, inside a job's, of the launches that were made to compare launchers."""
+RESUMING = "resuming"
+"""Folder, inside a job's, of the runs that were made to see whether its training can be interrupted."""
 
 CLOCK_EVENT = "CLOCK_MONOTONIC"
 """Name of a trace's event which tells that clock's nanoseconds: they follow the name."""
@@ -120,7 +122,8 @@ class RunDir:
     def clear(self) -> None:
         """Remove what an earlier run has left in the same folder, but for what the new one may go on from."""
         names = ("rank-*.jsonl", "rank-*.log", "value-*.pkl", "error-*.pkl", ".stacks-*.txt", ".ending-*.json", "trace*.json")
-        shutil.rmtree(self.path / TRIALS, ignore_errors=True)
+        for inside in (TRIALS, RESUMING):
+            shutil.rmtree(self.path / inside, ignore_errors=True)
         whole = (self.result, self.evidence, self.audit, self.stacks, self.store, self.scratch, self.engine_log)
         for path in [*whole, *(path for name in names for path in self.path.glob(name))]:
             path.unlink(missing_ok=True)
@@ -128,6 +131,16 @@ class RunDir:
     def trial(self, order: int) -> RunDir:
         """The folder of one launch of a comparison of launchers."""
         return RunDir(self.path / TRIALS / str(order))
+
+    @property
+    def interrupted(self) -> RunDir:
+        """The folder of the run that takes the first step of this one's training, and leaves a checkpoint."""
+        return RunDir(self.path / RESUMING / "interrupted")
+
+    @property
+    def resumed(self) -> RunDir:
+        """The folder of the run that goes on from there."""
+        return RunDir(self.path / RESUMING / "resumed")
 
     def events(self, rank: int) -> list[dict[str, Any]]:
         """Return the whole events that ``rank`` has recorded so far, since it was last started.

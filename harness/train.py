@@ -145,20 +145,24 @@ class Loop:
         self._profile = self._profiled() if self._plan.profile else None
 
     def run(self, done: int) -> None:
-        """Take all steps from number ``done`` on, evaluate, and leave a last checkpoint if there are any."""
+        """Take all steps from number ``done`` on, evaluate, and leave a last checkpoint if there are any.
+
+        A run that stops before its training's end leaves a checkpoint instead of the evaluation.
+        """
         self._digest(done)
         watch(self._trainer.wrapped._ddp)
         steps = self._trainer.steps(done)
-        for number in range(done, self._trainer.num_steps):
+        end = min(self._plan.stop_after or self._trainer.num_steps, self._trainer.num_steps)
+        for number in range(done, end):
             self._step(number, steps)
             after = number + 1
-            last = after == self._trainer.num_steps
+            last = after == end
             self._mark(after - done, last)
             if self._profile is not None:
                 self._profile.after(after - done, last)
             if after <= done + DIGEST_STEPS or last:
                 self._digest(after)
-            if last or (self._plan.eval_every and after % self._plan.eval_every == 0):
+            if after == self._trainer.num_steps or (self._plan.eval_every and after % self._plan.eval_every == 0):
                 self._evaluate(number)
             if self._plan.checkpoint_every and (last or after % self._plan.checkpoint_every == 0):
                 checkpoint.save(self._trainer, self._rank.run.checkpoint, after)

@@ -250,3 +250,23 @@ class _Drawn(Dataset[Any]):
 
     def __getitem__(self, number: int) -> Tensor:
         return torch.tensor([random.random() + numpy.random.rand()], dtype=torch.float64) + torch.rand(1, dtype=torch.float64)
+
+
+class Forgetful(Points):
+    """With an optimizer whose momentum no checkpoint holds."""
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return _Forgetful(model.parameters(), lr=0.1)
+
+
+class _Forgetful(SGD):
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr=lr)
+        self.momenta: dict[Tensor, Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.momenta[p] = self.momenta.get(p, torch.zeros_like(p)).mul(0.9).add(p.grad)
+                p.sub_(self.momenta[p], alpha=group["lr"])

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.compare.agreement import plural, same, without
 from harness.compare.evidence import Digests, Evidence
-from harness.compare.rung import Mismatch, Rung, not_checked, settle
+from harness.compare.rung import Mismatch, Rung, failed, not_checked, settle
 from harness.errors import NotComparable
 from harness.plan import RunPlan
 from harness.record import RunResult, joined
@@ -27,6 +27,9 @@ HOW_STARTED = frozenset({
 
 OBSERVING = frozenset({"compare", "on_mismatch", "reference", "log_every", "profile", "warmup_steps"})
 """Fields of a TrainPlan that say how a training is watched."""
+
+RESUMES = ("full", "audit")
+"""Tiers in which a training is interrupted and resumed for a comparison (R12)."""
 
 NOT_SET = "not set"
 
@@ -139,6 +142,35 @@ def compare_chains(
         return not_checked("R10", f"neither {names[0]} nor {names[1]} left digests")
     detail = f"{names[0]} and {names[1]} left the same digests on {plural(len(a), 'rank')}, after {_after(_dones(a))}"
     return settle("R10", _differing(a, b, names), deterministic, detail)
+
+
+def judge_resumed(plan: RunPlan, result: RunResult, interrupted: RunResult | None, resumed: RunResult | None) -> Rung:
+    """Return R12 of a job, by the two short runs of :mod:`harness.resuming`; None stands for one that was not started."""
+    why_not = why_not_resumed(plan, result)
+    if interrupted is None:
+        why_not = why_not or "no run was interrupted beside this one"
+    if why_not:
+        return not_checked("R12", why_not)
+    for name, run in (("the run that was to be interrupted", interrupted), ("the resumed run", resumed)):
+        if run is None or run.status != "ok":
+            said = run.message.rstrip(".") if run is not None else "it left no record"
+            return failed("R12", Mismatch(f"{name} failed: {said}", "resuming"))
+    assert resumed is not None
+    return compare_resumed(chains_of(result), chains_of(resumed), plan.train is None or plan.train.deterministic)
+
+
+def why_not_resumed(plan: RunPlan, result: RunResult) -> str:
+    """Return why a training cannot be interrupted and resumed for a comparison; empty where it can."""
+    if plan.method == "inline":
+        return "launcher=inline has no new process that could go on"
+    if len(steps_with_digests(result)) < 3:
+        return "the training has too few steps to be interrupted"
+    return ""
+
+
+def steps_with_digests(result: RunResult) -> set[int]:
+    """Return the numbers of steps done at which a run left digests."""
+    return {link["done"] for rank in result.ranks for link in rank.digests}
 
 
 def compare_resumed(whole: Sequence[Chain], resumed: Sequence[Chain], deterministic: bool = True) -> Rung:

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.compare import correctness
 from harness.compare.audit import CORRECT, trials_of
-from harness.compare.chains import chains_of, compare_observed
+from harness.compare.chains import RESUMES, chains_of, compare_observed, judge_resumed
 from harness.compare.correctness import Verdict
 from harness.errors import NotComparable
 from harness.plan import RunPlan
@@ -20,7 +20,10 @@ from harness.record import FORMAT, RankResult, RunResult, run_result_from_json
 from harness.report.build import sweep_report
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import Labelled
-from harness.rundir import TRIALS, RunDir, write_json
+from harness.rundir import RESUMING, TRIALS, RunDir, write_json
+
+_INSIDE = {TRIALS, RESUMING}
+"""Folders of runs that belong to a job."""
 
 
 class SweepDir:
@@ -75,7 +78,7 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepReport:
         NotComparable: There is no run in it.
     """
     folder = Path(path).absolute()
-    runs = sorted(plan.parent for plan in folder.rglob("plan.json") if TRIALS not in plan.relative_to(folder).parts)
+    runs = sorted(plan.parent for plan in folder.rglob("plan.json") if not _INSIDE.intersection(plan.relative_to(folder).parts))
     if not runs:
         raise NotComparable(f"{path} holds no run: there is no plan.json in it. Give the folder of a sweep, outputs/DAY/TIME.")
     index = SweepDir(folder if SweepDir(folder).index.exists() else folder.parent)
@@ -128,7 +131,13 @@ def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str
     if verdict is not None and result.status == "ok" and not (plan.train and plan.train.resume):
         evidence = json.loads(run.evidence.read_text())
         verdict = verdict.joined_by(compare_observed(evidence, chains_of(result)))
+    if verdict is not None and result.status == "ok" and plan.train and plan.train.compare in RESUMES:
+        verdict = verdict.joined_by(judge_resumed(plan, result, _read_inside(run.interrupted), _read_inside(run.resumed)))
     return JobReport(plan, str(run.path), result, label, tuple(overrides), correctness=verdict, trials=trials)
+
+
+def _read_inside(run: RunDir) -> RunResult | None:
+    return read_result(run, RunPlan.read(run)) if run.plan.exists() else None
 
 
 def read_trials(run: RunDir) -> Iterator[tuple[RunPlan, RunResult]]:

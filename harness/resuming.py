@@ -1,0 +1,46 @@
+"""R12: is a training that was interrupted, and went on in new processes, the one that was not? Two short runs tell.
+
+The job's own training is the whole one. Beside it, ranks started the same way take one step, write a checkpoint and leave; new
+ones go on from there for as long as the training left digests of every step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from harness.compare.chains import RESUMES, steps_with_digests, why_not_resumed
+from harness.plan import RunPlan
+from harness.record import RunResult
+from harness.rundir import RunDir
+from harness.sweep import run_job
+
+RESUMED_STEPS = 2
+"""How many steps the new ranks take at most; the training has left digests after each of them."""
+
+
+def is_wanted(plan: RunPlan, result: RunResult) -> bool:
+    """Return True where a job's training has ended well and is to be compared with one that was interrupted."""
+    return plan.train is not None and plan.train.compare in RESUMES and result.status == "ok"
+
+
+def interrupt_and_resume(plan: RunPlan, run: RunDir, result: RunResult) -> None:
+    """Interrupt a job's training and have it go on, in folders inside its own."""
+    if plan.train is None or why_not_resumed(plan, result):
+        return
+    first = min(steps_with_digests(result)) + 1
+    train = dataclasses.replace(plan.train, compare="off", profile=False, reference=None, checkpoint_every=1, stop_after=first)
+    begun = dataclasses.replace(plan, train=train)
+    if run_job(begun, _inside(run, run.interrupted)).status != "ok":
+        return
+    train = dataclasses.replace(
+        train, checkpoint_every=0, stop_after=first + RESUMED_STEPS, resume=str(run.interrupted.checkpoint)
+    )
+    run_job(dataclasses.replace(plan, train=train), _inside(run, run.resumed))
+
+
+def _inside(run: RunDir, folder: RunDir) -> RunDir:
+    """Return a folder inside the job's, with the job's configuration."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if run.config.exists():
+        folder.config.write_bytes(run.config.read_bytes())
+    return folder

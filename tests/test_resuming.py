@@ -1,0 +1,82 @@
+"""R12 in real jobs: a training that is interrupted and goes on in new processes, or does not go on as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.report.folder import read_sweep
+from harness.rundir import RunDir
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.ranks
+
+
+def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a job of one of the toys; its folder is ``tmp_path / "0"``."""
+    recipes = tmp_path / "conf" / "recipe"
+    recipes.mkdir(parents=True, exist_ok=True)
+    for name in ("Points", "Scheduled", "Forgetful"):
+        (recipes / f"{name.lower()}.yaml").write_text(
+            f"_target_: tests.toys.{name}\ncount: 18\ndropout: 0.5\noptimizer: adam\n"
+        )
+    return subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), f"--config-dir={recipes.parent}", *arguments, f"hydra.sweep.dir={tmp_path}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+SETTINGS = ("backend=gloo", "precision=float64", "global_batch_size=8", "steps=4", "compare=full", "report=none")
+
+
+@pytest.mark.parametrize(("launcher", "recipe"), [("spawn", "scheduled"), ("launch", "points")])
+def test_an_interrupted_training_goes_on_as_it_was(tmp_path, launcher, recipe):
+    done = run(tmp_path, f"launcher={launcher}", f"recipe={recipe}", "nprocs=3", *SETTINGS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rungs = {rung.name: rung for rung in read_sweep(tmp_path).jobs[0].correctness.rungs}
+    assert rungs["R12"].sentence() == "R12 (resume) is green: the resumed run has the whole run's digests, after 1, 2, 3 steps."
+    whole = RunDir(tmp_path / "0")
+    pids = [
+        {event["pid"] for rank in range(3) for event in each.events(rank) if event["event"] == "start"}
+        for each in (whole, whole.interrupted, whole.resumed)
+    ]
+    assert len(set.union(*pids)) == 9
+    assert not whole.checkpoint.exists()
+
+
+def test_state_that_no_checkpoint_holds_is_missed(tmp_path):
+    done = run(tmp_path, "recipe=forgetful", "nprocs=2", *SETTINGS)
+    assert done.returncode == 1
+    seen = "R12 (resume) is red at step 1, rank 0, parameters: the bits of the whole run and the resumed one differ"
+    assert seen in " ".join((done.stdout + done.stderr).split())
+
+
+def test_one_step_or_no_new_process_is_told(tmp_path):
+    short = [one for one in SETTINGS if not one.startswith("steps=")]
+    done = run(tmp_path, "-m", "nprocs=1", "steps=1,3", "launcher=inline", "recipe=points", *short)
+    assert done.returncode == 0, done.stdout + done.stderr
+    details = [{rung.name: rung.detail for rung in job.correctness.rungs}["R12"] for job in read_sweep(tmp_path).jobs]
+    assert details == ["launcher=inline has no new process that could go on"] * 2
+    done = run(tmp_path, "nprocs=2", "steps=1", "recipe=points", *short)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rungs = {rung.name: rung for rung in read_sweep(tmp_path / "0").jobs[0].correctness.rungs}
+    assert rungs["R12"].detail == "the training has too few steps to be interrupted"
+
+
+def test_a_resumed_run_that_failed_is_red(tmp_path):
+    assert run(tmp_path, "recipe=points", "nprocs=2", *SETTINGS).returncode == 0
+    path = RunDir(tmp_path / "0").resumed.result
+    path.write_text(json.dumps({**json.loads(path.read_text()), "status": "failed", "message": "out of memory."}))
+    rungs = {rung.name: rung for rung in read_sweep(tmp_path).jobs[0].correctness.rungs}
+    assert rungs["R12"].status == "failed" and rungs["R12"].detail == "the resumed run failed: out of memory"
