@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -16,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from harness.errors import ConfigError
-from harness.group import all_gather, world_size
+from harness.exchange import current
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -59,10 +60,10 @@ class SyncBatchNorm(_BatchNorm):
         Raises:
             ValueError: On all ranks, if together they hold one value per channel.
         """
-        if not self.training or world_size(self.group) == 1:
+        if not self.training or current().num_ranks(self) == 1:
             return super().forward(input)
         self._check_input_dim(input)
-        batch = _global_statistics(input, self.group)
+        batch = _global_statistics(input, self)
         if batch.is_single(input):
             raise ValueError(
                 f"Expected more than 1 value per channel when training, got input size {input.size()} on this rank, "
@@ -70,7 +71,7 @@ class SyncBatchNorm(_BatchNorm):
             )
         if self.track_running_stats:
             self._track(batch, input)
-        output: Tensor = _normalize(input, self.weight, self.bias, batch, self.eps, self.group)
+        output: Tensor = _normalize(input, self.weight, self.bias, batch, self)
         return output
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -88,6 +89,18 @@ class SyncBatchNorm(_BatchNorm):
         unbiased = batch.var * (batch.count / (batch.count - 1))
         self.running_mean.mul_(1 - weight).add_(batch.mean.to(self.running_mean.dtype), alpha=weight)
         self.running_var.mul_(1 - weight).add_(unbiased.to(self.running_var.dtype), alpha=weight)
+
+
+@contextmanager
+def synchronised(module: nn.Module) -> Iterator[None]:
+    """Have every BatchNorm in ``module`` be a `SyncBatchNorm` meanwhile."""
+    kinds = {layer: type(layer) for layer in module.modules() if isinstance(layer, _BatchNorm)}
+    convert_sync_batchnorm(module)
+    try:
+        yield
+    finally:
+        for layer, kind in kinds.items():
+            layer.__class__ = kind
 
 
 def convert_sync_batchnorm(module: nn.Module, group: ProcessGroup | None = None) -> nn.Module:
@@ -140,7 +153,7 @@ def _per_channel(values: Tensor, input: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _global_statistics(input: Tensor, group: ProcessGroup | None) -> _BatchStatistics:
+def _global_statistics(input: Tensor, layer: SyncBatchNorm) -> _BatchStatistics:
     """Combine the ranks' (count, mean, centred square sum) into those of the whole batch, in rank order.
 
     Stable where the sum of squares is not: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
@@ -148,7 +161,7 @@ def _global_statistics(input: Tensor, group: ProcessGroup | None) -> _BatchStati
     """
     mean, square_sum = _local_statistics(input)
     count = mean.new_full((1,), _values_per_channel(input))
-    parts = torch.stack(all_gather(torch.cat([count, mean, square_sum]), group))
+    parts = current().gather(torch.cat([count, mean, square_sum]), layer)
     counts, means, square_sums = parts[:, :1], parts[:, 1 : 1 + len(mean)], parts[:, 1 + len(mean) :]
     total = counts.sum().clamp(min=1)
     mean = (counts * means).sum(0) / total
@@ -195,14 +208,13 @@ class _Normalize(Function):
         weight: Tensor | None,
         bias: Tensor | None,
         batch: _BatchStatistics,
-        eps: float,
-        group: ProcessGroup | None,
+        layer: SyncBatchNorm,
     ) -> Tensor:
         dtype = _statistics_dtype(input)
         mean, var = batch.mean.to(dtype), batch.var.to(dtype)
-        ctx.save_for_backward(input, weight, mean, (batch.var + eps).rsqrt().to(dtype), batch.count.to(dtype))
-        ctx.group = group
-        return F.batch_norm(input, mean, var, _cast(weight, dtype), _cast(bias, dtype), training=False, eps=eps)
+        ctx.save_for_backward(input, weight, mean, (batch.var + layer.eps).rsqrt().to(dtype), batch.count.to(dtype))
+        ctx.layer = layer
+        return F.batch_norm(input, mean, var, _cast(weight, dtype), _cast(bias, dtype), training=False, eps=layer.eps)
 
     @staticmethod
     @once_differentiable
@@ -214,15 +226,14 @@ class _Normalize(Function):
         grad_bias, grad_weight = grad.sum(dims), (grad * normalized).sum(dims)
         grad_input = None
         if ctx.needs_input_grad[0]:
-            means = torch.stack([grad_bias, grad_weight])
-            dist.all_reduce(means, group=ctx.group)
-            mean_grad, mean_grad_normalized = means / count.clamp(min=1)
+            totals = current().total(torch.stack([grad_bias, grad_weight]), ctx.layer)
+            mean_grad, mean_grad_normalized = totals / count.clamp(min=1)
             scale = inverse_std if weight is None else inverse_std * weight
             grad_input = normalized.mul_(_per_channel(-mean_grad_normalized, input)).add_(grad)
             grad_input.sub_(_per_channel(mean_grad, input)).mul_(_per_channel(scale, input))
             grad_input = grad_input.to(input.dtype)
         _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        return grad_input, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None, None, None
+        return grad_input, grad_weight if needs_weight else None, grad_bias if needs_bias else None, None, None
 
 
 _normalize: Any = _Normalize.apply

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.digest import Digests, digests, gradient_digest, optimizer_digests, state_digests, value_digest
+from harness.exchange import Exchanged, Recording, exchanging
 from harness.state import TrainingState, random_states
 from harness.trainer import Trainer
 
@@ -26,6 +28,7 @@ class Captured:
         local: Gradients before the reduction, weighted.
         reduced: Gradients after it, before clipping and before the division by the number of items.
         skipped: True where all ranks left the step out, because a loss was not finite.
+        exchanged: What synchronised layers told and heard, in order.
         lr_of: Learning rate of each trainable parameter that the optimizer knows.
     """
 
@@ -44,6 +47,7 @@ class Captured:
     reported: list[float] = field(default_factory=list)
     counts_items: bool = False
     skipped: bool = False
+    exchanged: list[Exchanged] = field(default_factory=list)
     lr_of: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -103,7 +107,10 @@ class Capture:
             lr_of=self._lr_of(),
         )
         self._local, self._losses, self._counts, self._reduced = {}, [], [], {}
-        result = trainer.step(batch, loaded)
+        told = Recording(trainer.model)
+        with exchanging(told):
+            result = trainer.step(batch, loaded)
+        captured.exchanged = told.record
         captured.losses, captured.counts = self._losses, self._counts
         captured.local = {name: self._local.get(name) for name, _ in self._named}
         captured.reduced = self._reduced
@@ -159,6 +166,50 @@ class Capture:
             return reduced(count)
 
         self._trainer.reduced = watched  # type: ignore[method-assign]
+
+
+def exchange_ratios(heard: Sequence[Sequence[Exchanged]], replayed: Sequence[Sequence[Exchanged]]) -> dict[str, float]:
+    """Return, for each synchronised layer, the worst error of what a rank heard by its bound (rung R4).
+
+    Statistics of the batches travel as they are, so the bits of each rank's must arrive at every rank: 0 or infinite. Gradients
+    of the statistics are added up: N - 1 additions, each with a rounding, as in :func:`reduction_ratios`; at N = 2 the bits
+    must agree.
+
+    Args:
+        heard: The record of each rank.
+        replayed: The same of its replay, which told what it has computed.
+    """
+    worst: dict[str, float] = {}
+    for exchanges in zip_longest(*heard, *replayed):
+        layer = next(exchange.layer for exchange in exchanges if exchange is not None)
+        worst[layer] = max(worst.get(layer, 0.0), _error_of_exchange(exchanges[: len(heard)], exchanges[len(heard) :]))
+    return worst
+
+
+def _error_of_exchange(ranks: Sequence[Exchanged | None], replays: Sequence[Exchanged | None]) -> float:
+    told = [exchange.told for exchange in replays if exchange is not None]
+    if len(told) < len(ranks) or None in ranks:
+        # A rank has asked for more than its replay, or than the others.
+        return float("inf")
+    all_told = torch.stack(told)
+    found = [exchange for exchange in ranks if exchange is not None]
+    return max(_error_of_sum(each.heard, all_told) if each.is_sum else _differ(each.heard, all_told) for each in found)
+
+
+def _differ(heard: Tensor, told: Tensor) -> float:
+    same = heard.shape == told.shape and bool((heard.view(torch.uint8) == told.view(torch.uint8)).all())
+    return 0.0 if same else float("inf")
+
+
+def _error_of_sum(heard: Tensor, told: Tensor) -> float:
+    exact = told.double().sum(0)
+    if len(told) <= 2:
+        return 0.0 if bool((heard == exact.to(heard.dtype)).all()) else float("inf")
+    own_error = 2 if heard.dtype == torch.float64 else 1
+    bound = own_error * _gamma_of(len(told) - 1, heard.dtype) * told.double().abs().sum(0)
+    narrow = torch.finfo(heard.dtype)
+    ratio = (heard.double() - exact).abs() / (bound + narrow.smallest_normal * narrow.eps)
+    return float("inf") if bool(ratio.isnan().any()) else float(ratio.max())
 
 
 def reduction_ratios(local: Sequence[Gradients], reduced: Gradients, wire: torch.dtype | None = None) -> dict[str, float]:

@@ -20,12 +20,12 @@ from typing import Any
 
 from harness.environ import cgroup_quota, loopback_interface, usable_cores, wanted_threads
 from harness.errors import HarnessError
+from harness.launchers.scratch import Scratch
 from harness.launchers.signals import Interrupted
 from harness.placement import Machine, place
 from harness.plan import RunPlan, Task
 from harness.request import Attempt, Request, details, machine, without_paths
 from harness.rundir import RunDir, write_whole
-from harness.scratch import Scratch
 
 WIDTH = 80
 LAUNCHERS = ("spawn", "launch", "torchrun")

@@ -17,6 +17,7 @@ from pathlib import Path
 from harness.errors import ConfigError, HarnessError, RankFailed
 from harness.launchers import pool
 from harness.launchers.base import Launcher
+from harness.launchers.scratch import Scratch
 from harness.launchers.signals import Interrupted
 from harness.launchers.torchrun import TorchrunLauncher
 from harness.options import parse
@@ -24,7 +25,6 @@ from harness.plan import RunPlan, Task
 from harness.record import RunResult, to_json
 from harness.request import Attempt, Console, Request, details, summary, without_paths
 from harness.rundir import RunDir, write_json
-from harness.scratch import Scratch
 from harness.sweep import clear
 
 _LISTS = ("gpus", "xpus", "devices")

@@ -1,15 +1,17 @@
-"""A process that ends when its parent does, whatever ended the parent."""
+"""A process that ends when its parent does, whatever ended the parent, and that leaves nothing behind."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-
-from harness.scratch import sign
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 # Looked up here, because a forked child must not: another thread may have held the loader's lock.
@@ -79,3 +81,25 @@ def worker_dies_with_rank(worker_id: int) -> None:
     """End this DataLoader worker with its rank; by itself it looks for its parent every 5 s. A ``worker_init_fn``."""
     del worker_id
     die_with_parent(os.getppid())
+
+
+def sign() -> None:
+    """Have what this process leaves in shared memory removed once it has ended, if it uses a scratch folder."""
+    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    # Not there: somebody else's folder, or the program has ended and so does this process.
+    with contextlib.suppress(OSError):
+        Path(folder or "", "processes", str(os.getpid())).touch()
+
+
+@contextmanager
+def used_by_multiprocessing(scratch: Path) -> Iterator[None]:
+    """Have ``multiprocessing`` keep its sockets and semaphores where they are removed, and sign."""
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before = dict(config)
+    config.update(tempdir=str(scratch), semprefix=f"/{scratch.name}")
+    sign()
+    try:
+        yield
+    finally:
+        config.clear()
+        config.update(before)

@@ -22,11 +22,10 @@ from typing import Any, NoReturn
 from harness.context import Rank, enter
 from harness.environ import PARENT, RUN_DIR, RankEnvironment, common_environment, usable_cores
 from harness.importing import when_imported
-from harness.lifetime import children_die_with_this_process, die_with_parent
+from harness.lifetime import children_die_with_this_process, die_with_parent, used_by_multiprocessing
 from harness.plan import RunPlan
 from harness.recorder import Recorder, failure_of
 from harness.rundir import RunDir
-from harness.scratch import used_by_multiprocessing
 from harness.store import keep_store, offer_store
 from harness.task import run_task
 

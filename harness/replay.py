@@ -23,7 +23,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
+from harness.batchnorm import SyncBatchNorm, synchronised
 from harness.digest import Digests, digests, optimizer_digests, state_digests, value_digest
+from harness.exchange import Exchanged, OneProcess, Replaying, exchanging
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe, make_scheduler
 from harness.seeds import derive, seed_everything
@@ -43,6 +45,7 @@ class Replayed:
         buffers: After the pieces.
         batch: Digest of the samples that it loaded.
         drew_random: True where forward or the data set drew random numbers.
+        exchanged: What its synchronised layers told, and what the rank itself had heard.
     """
 
     losses: list[float]
@@ -51,6 +54,7 @@ class Replayed:
     buffers: Digests
     batch: str
     drew_random: bool
+    exchanged: list[Exchanged]
 
 
 class Reference:
@@ -89,6 +93,17 @@ class Reference:
         """The model's BatchNorm layers."""
         return [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
 
+    @property
+    def needs_peers(self) -> bool:
+        """True where the recipe itself has layers of torch's that ask the other ranks, and do not say what they hear."""
+        return any(isinstance(layer, nn.SyncBatchNorm) for layer in self.batch_norms) and not self._plan.sync_bn
+
+    @property
+    def is_partly_synchronised(self) -> bool:
+        """True where the recipe itself synchronises some BatchNorm layers, and not others."""
+        own = {isinstance(layer, SyncBatchNorm) for layer in self.batch_norms}
+        return len(own) == 2 and not self._plan.sync_bn
+
     # --- one shard ---------------------------------------------------------------------------------------------------
 
     def replay(
@@ -98,6 +113,7 @@ class Reference:
         global_size: int,
         random: Mapping[str, Any],
         loaded: Sequence[Any] | None,
+        exchanged: Sequence[Exchanged] = (),
     ) -> Replayed:
         """Return losses and gradients of one shard.
 
@@ -107,7 +123,21 @@ class Reference:
             global_size: Samples in the global batch.
             random: The rank's generators before it loaded its samples.
             loaded: The batches as the rank loaded them, where they cannot be loaded again; None to load them.
+            exchanged: What synchronised layers of the rank told and heard.
         """
+        told = Replaying(exchanged, self._world_size)
+        with exchanging(told), synchronised(self.model) if self._plan.sync_bn else nullcontext():
+            return self._replay(state, pieces, global_size, random, loaded, told)
+
+    def _replay(
+        self,
+        state: TrainingState,
+        pieces: Sequence[Sequence[int]],
+        global_size: int,
+        random: Mapping[str, Any],
+        loaded: Sequence[Any] | None,
+        told: Replaying,
+    ) -> Replayed:
         state.restore(self.model)
         self.model.train()
         self.model.zero_grad(set_to_none=True)
@@ -128,6 +158,7 @@ class Reference:
             digests(self.model.named_buffers()),
             value_digest(batches),
             before != value_digest(random_states()),
+            told.record,
         )
 
     def _load(self, ids: Sequence[int]) -> Any:
@@ -237,20 +268,20 @@ class Reference:
         model.zero_grad(set_to_none=True)
         parts = self._parts(shards)
         total, weight = torch.zeros((), dtype=torch.float64, device=self._device), 0.0
-        with without_dropout():
+        with without_dropout(), exchanging(OneProcess()):
             for part in parts:
                 loss, items = self._loss(model, self._load(part), dtype)
                 number = float(items) if items is not None else float(len(part))
                 total = total + (loss if items is not None else loss * number).double()
                 weight += number
-        mean = total / weight
-        mean.backward()
+            mean = total / weight
+            mean.backward()
         return float(mean.detach()), {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
 
     def _parts(self, shards: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
         if not self.batch_norms:
             return [[number for rank in shards for piece in rank for number in piece]]
-        if not self._plan.sync_bn:
+        if not (self._plan.sync_bn or all(isinstance(layer, SyncBatchNorm) for layer in self.batch_norms)):
             return [list(piece) for rank in shards for piece in rank]
         return [[number for piece in together for number in piece] for together in zip_longest(*shards, fillvalue=())]
 

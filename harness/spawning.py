@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from harness.errors import ConfigError, HarnessError, RankFailed
 from harness.launchers import pool
 from harness.launchers.base import Process
+from harness.launchers.scratch import Scratch
 from harness.launchers.signals import Interrupted
 from harness.plan import RunPlan, Task
 from harness.portable import find_main, name_of, pickle_call, require_guard, require_no_group
@@ -23,7 +24,6 @@ from harness.raising import exception_of
 from harness.record import RunResult
 from harness.request import Attempt, Console, Request, summary
 from harness.rundir import RunDir, write_whole
-from harness.scratch import Scratch
 
 _OPTIONS = ("backend", "gpus", "xpus", "selected_gpus", "start_method", "timeout_s", "threads", "print_config")
 _OLD_OPTIONS = {

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.capture import Capture, Captured, Gradients, reduction_ratios
+from harness.capture import Capture, Captured, Gradients, exchange_ratios, reduction_ratios
 from harness.compare.evidence import Evidence, Mathematics, Partition, StepEvidence
 from harness.compress import WIRE
 from harness.context import Rank
@@ -40,6 +40,7 @@ EPOCHS = 2
 EVALUATED = 2
 """How many global batches of the evaluation's samples are evaluated twice, or one sample fewer."""
 
+NEEDS_PEERS = "torch.nn.SyncBatchNorm asks the other ranks (sync_bn=true puts in its place what can be replayed)"
 
 FLOOR = 1e-3
 """Errors of a tensor are relative to its own gradient's norm, or to this part of the whole gradient's, if that is larger.
@@ -190,6 +191,7 @@ class Verification:
             step["replayed_losses"] = [r.losses for r in replayed]
             step["replayed_local"] = [_as_captured(r, c) for r, c in zip(replayed, ranks, strict=True)]
             step["replayed_buffers"] = [r.buffers for r in replayed]
+            step["exchange_ratio"] = exchange_ratios([r.exchanged for r in ranks], [r.exchanged for r in replayed])
             step["loss"]["reference"] = [
                 _sums(r.losses, c.counts, c.counts_items) for r, c in zip(replayed, ranks, strict=True)
             ]
@@ -204,10 +206,11 @@ class Verification:
         self._random_data = reference.draws_random(0) and self._plan.num_workers > 0
         if self._plan.compile:
             return None, "compile=true: the ranks run other kernels than the reference, which is not compiled"
-        if self._plan.sync_bn and reference.batch_norms and self._seat.world_size > 1:
-            return None, "synchronised BatchNorm makes a shard's gradient depend on the other shards"
+        if reference.needs_peers:
+            return None, NEEDS_PEERS
         replayed = [
-            reference.replay(state, r.pieces, len(r.ids), r.random, r.loaded if self._random_data else None) for r in ranks
+            reference.replay(state, r.pieces, len(r.ids), r.random, r.loaded if self._random_data else None, r.exchanged)
+            for r in ranks
         ]
         self._uses_random = self._uses_random or any(r.drew_random for r in replayed)
         return replayed, ""
@@ -276,6 +279,10 @@ class Verification:
             with undisturbed_random():
                 if self._reference(0).draws_random(0):
                     why_not = "the data set draws random numbers, so that a batch cannot be read twice"
+                elif self._reference(0).needs_peers:
+                    why_not = NEEDS_PEERS
+                elif self._reference(0).is_partly_synchronised:
+                    why_not = "some BatchNorm layers are synchronised and others are not, which one process cannot do"
         elif not why_not and self._shared is not None:
             why_not = self._shared["not_mathematics"]
         return str(self._tell(why_not))
@@ -397,6 +404,7 @@ def _captured(number: int, ranks: list[Captured]) -> StepEvidence:
         not_replayed="",
         reduced=[r.reduced_digests() for r in ranks],
         reduction_ratio={},
+        exchange_ratio={},
         after=[r.after for r in ranks],
         replayed_after=None,
         buffers=[r.buffers for r in ranks],

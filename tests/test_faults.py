@@ -16,8 +16,10 @@ from torch.optim import SGD
 
 from harness import audit as audits
 from harness.audit import Trials
+from harness.batchnorm import SyncBatchNorm
 from harness.compare.audit import audit_lines, audit_table, trials_of
 from harness.errors import Mismatch
+from harness.exchange import Collective, exchanging
 from harness.faults.inject import inject
 from harness.faults.seams import INJECTIONS, DoesNotApply
 from harness.faults.table import FAULTS
@@ -37,6 +39,16 @@ NEEDS = {
     "clipped_before_reduction": {"clip_norm": 0.05},
     "sparse_rows_lost": {"recipe": TOKENS, "global_batch_size": 6},
 }
+
+WITH_SYNC_BN = (
+    "stale_buffers",
+    "accumulation_without_divisor",
+    "zero_grad_forgotten",
+    "clipped_before_reduction",
+    "bit_flipped_in_compute",
+    "same_dropout_everywhere",
+)
+"""Faults that the replay of a single rank shows."""
 
 
 def plan_of(**settings):
@@ -111,6 +123,38 @@ class NotInOptimizer(toys.Points):
         return SGD(list(model.parameters())[:-1], lr=0.1)
 
 
+class OwnSyncBatchNorm(toys.Points):
+    """Synchronises its BatchNorm itself, or one of two such layers."""
+
+    def __init__(self, layers, **settings):
+        super().__init__(**settings)
+        self.layers = layers
+
+    def model(self):
+        second = SyncBatchNorm(5) if self.layers == 2 else nn.BatchNorm1d(5)
+        return nn.Sequential(nn.Linear(4, 5), SyncBatchNorm(5), nn.Tanh(), nn.Linear(5, 5), second, nn.Linear(5, 1))
+
+
+class Mishearing(Collective):
+    """The process group, of which rank 1 hears one bit wrong."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def gather(self, values, layer):
+        return self.flipped("gather", super().gather(values, layer))
+
+    def total(self, values, layer):
+        return self.flipped("total", super().total(values, layer))
+
+    def flipped(self, what, heard):
+        if what == self.what and my_rank() == 1:
+            # The highest bit of the mantissa: sums of more than two have an error of their own.
+            bits, bit = (torch.int64, 51) if heard.dtype == torch.float64 else (torch.int32, 22)
+            heard.view(bits).view(-1)[-1] ^= 1 << bit
+        return heard
+
+
 class Counted:
     """An evaluation for recipes that have another kind of batch than theirs."""
 
@@ -159,6 +203,8 @@ CORRECT = {
     "small buckets, viewed": {"ddp": Ddp(bucket_cap_mb=0.0001, gradient_as_bucket_view=True)},
     "hooked on all ranks": {"recipe": mine("Hooked", ranks=[0, 1, 2, 3])},
     "noise": {"recipe": mine("Noisy", dtype="float64"), "precision": "float64"},
+    "synchronised by the recipe": {"recipe": mine("OwnSyncBatchNorm", layers=2)},
+    "synchronised in part": {"recipe": mine("OwnSyncBatchNorm", layers=1)},
 }
 
 
@@ -204,6 +250,14 @@ def correct(settings):
 
 def users(recipe):
     return lambda seat, folder: taken(plan_of(compare="full", recipe=recipe), seat, folder)
+
+
+def misheard(what):
+    def case(seat, folder):
+        with exchanging(Mishearing(what)):
+            return taken(plan_of(compare="full", sync_bn=True), seat, folder)
+
+    return case
 
 
 def left_out(seat, folder):
@@ -255,6 +309,9 @@ CASES = {
     "unequal in the last batch alone": on(
         3, faulty("unequal_shards_averaged_equally", recipe={**WHOLE, "count": 52, "dropout": 0.0}, global_batch_size=15)
     ),
+    **{f"{name} with sync_bn": faulty(name, sync_bn=True) for name in WITH_SYNC_BN},
+    "gather misheard": misheard("gather"),
+    "total misheard": misheard("total"),
     **{f"correct: {name}": correct(settings) for name, settings in CORRECT.items()},
     **{f"user: {name}": users(recipe) for name, (recipe, _) in USERS.items()},
     "left out": left_out,
@@ -293,6 +350,22 @@ def test_no_correct_run_is_accused(outcomes, name, size):
 def test_faults_of_a_users_own_code_are_caught(outcomes, name, size):
     fired, rungs, said = outcomes.of(size, f"user: {name}")[0]
     assert fired in USERS[name][1], (rungs, said)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", WITH_SYNC_BN)
+def test_faults_are_caught_under_synchronised_batch_norm(outcomes, name, size):
+    fired, rungs, said = outcomes.of(size, f"{name} with sync_bn")[0]
+    assert fired in FAULTS[name].rungs, (rungs, said)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("what", ["gather", "total"])
+def test_statistics_that_a_rank_hears_wrong_are_caught(outcomes, what, size):
+    fired, rungs, said = outcomes.of(size, f"{what} misheard")[0]
+    assert fired == "R4" and "statistics, tensor 1" in said[0], (rungs, said)
 
 
 @pytest.mark.ranks

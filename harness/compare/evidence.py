@@ -52,6 +52,7 @@ class StepEvidence(TypedDict):
     not_replayed: str  # why nothing was replayed; empty where it was
     reduced: list[Digests]  # per rank: gradients after the reduction, before clipping
     reduction_ratio: dict[str, float]  # tensor -> worst error of rank 0's reduced gradient by its bound (R4)
+    exchange_ratio: NotRequired[dict[str, float]]  # synchronised layer -> worst error of what a rank heard by its bound (R4)
     after: list[Digests]  # per rank: parameters and optimizer state after the step
     replayed_after: Digests | None
     buffers: list[Digests]  # per rank: buffers after the step

@@ -87,7 +87,14 @@ def _require_gradients(ranks: Sequence[Digests], step: int) -> None:
 
 
 def in_reduced(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
-    """R4: reduced gradients that are not the mean of the local ones, or not equal on all ranks; in the order of backward."""
+    """R4: reduced gradients that are not the mean of the local ones, or not equal on all ranks; in the order of backward.
+
+    Before them, statistics of synchronised layers that are not those of the ranks' batches.
+    """
+    for layer, error in step.get("exchange_ratio", {}).items():
+        if not error <= 1:
+            seen = "what the ranks heard of each other's batches is not what these come to"
+            yield Mismatch(seen, "statistics", step["step"], None, layer, error)
     reduced = per_rank(evidence, step["reduced"], "reduced gradients")
     local = per_rank(evidence, step["local"], "local gradients")
     _require_gradients(reduced, step["step"])

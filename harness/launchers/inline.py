@@ -15,10 +15,9 @@ from typing import Any, TextIO
 from harness.environ import RankEnvironment
 from harness.launchers.base import Process, rank_environment
 from harness.launchers.signals import interruptible
-from harness.lifetime import children_die_with_this_process
+from harness.lifetime import children_die_with_this_process, used_by_multiprocessing
 from harness.plan import RunPlan
 from harness.rundir import RunDir
-from harness.scratch import used_by_multiprocessing
 
 
 class InlineLauncher:

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 from harness.launchers.base import Process, kill_group
 from harness.launchers.hang import absent_ranks
+from harness.launchers.scratch import Scratch
 from harness.launchers.signals import SignalTrap
 from harness.launchers.tail import Tail
 from harness.outcome import End, first_to_fall, judge, listed
 from harness.plan import RunPlan
 from harness.record import RankResult, RunResult
 from harness.rundir import RunDir
-from harness.scratch import Scratch
 
 TICK_S = 0.05
 """How often records are read while nothing ends."""

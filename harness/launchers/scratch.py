@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from harness.rundir import RunDir
@@ -58,25 +54,3 @@ class Scratch:
         if self._sweeper.returncode is None:
             # A line, because a copy of this process made by fork holds the pipe open.
             self._sweeper.communicate(b"\n")
-
-
-def sign() -> None:
-    """Have what this process leaves in shared memory removed once it has ended, if it uses a scratch folder."""
-    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    # Not there: somebody else's folder, or the program has ended and so does this process.
-    with contextlib.suppress(OSError):
-        Path(folder or "", "processes", str(os.getpid())).touch()
-
-
-@contextmanager
-def used_by_multiprocessing(scratch: Path) -> Iterator[None]:
-    """Have ``multiprocessing`` keep its sockets and semaphores where they are removed, and sign."""
-    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    before = dict(config)
-    config.update(tempdir=str(scratch), semprefix=f"/{scratch.name}")
-    sign()
-    try:
-        yield
-    finally:
-        config.clear()
-        config.update(before)
