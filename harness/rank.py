@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from harness.context import Rank, enter
 from harness.environ import PARENT, RUN_DIR, RankEnvironment, common_environment, usable_cores
-from harness.importing import when_imported
+from harness.importing import import_quickly, when_imported
 from harness.lifetime import children_die_with_this_process, die_with_parent, used_by_multiprocessing
 from harness.plan import RunPlan
 from harness.recorder import Recorder, failure_of
@@ -50,6 +50,7 @@ def run_rank(path: str, forked: bool) -> int:
     """Run this rank to its end and return its exit code."""
     entered = time.monotonic()
     _default_signals()
+    import_quickly("torch", "torch._dynamo")
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
     children_die_with_this_process()

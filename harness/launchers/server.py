@@ -20,6 +20,7 @@ import sys
 from typing import Any, NoReturn
 
 from harness.environ import PARENT
+from harness.importing import uncollected
 from harness.launchers.base import kill_group
 
 PRELOAD = ("torch", "torch._dynamo", "torch.utils.data", "hydra.core.utils", "threadpoolctl", "harness.rank", "harness.train")
@@ -122,8 +123,9 @@ def main(descriptor: int) -> None:
     """Import, then serve."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    for module in PRELOAD:
-        importlib.import_module(module)
+    with uncollected():
+        for module in PRELOAD:
+            importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     gc.collect()
     gc.freeze()
