@@ -144,7 +144,7 @@ def audit(rank: Rank, trials: Trials, seat: Seat) -> None:
     taken, left_out = _faulty(rank, plan, trials, seat.world_size)
     for number in range(1, CORRECT_RUNS + 1):
         taken.append(trials.take(dataclasses.replace(plan, seed=plan.seed + number)))
-        rank.record.event("trial", fault=CORRECT)
+        _tell(rank, len(FAULTS) + number, CORRECT, taken[-1])
     found = [trial for trial in taken if trial is not None]
     data = {"format": FORMAT, "trials": [dataclasses.asdict(trial) for trial in found], "left_out": left_out}
     wrong = [f"{row.fault}: {row.sentence()}" for row in audit_table(found) if not (row.is_right or row.unchecked)]
@@ -160,7 +160,7 @@ def _faulty(rank: Rank, plan: TrainPlan, trials: Trials, nprocs: int) -> tuple[l
     """Return a trial of each fault that applies, and fault -> why another does not."""
     taken: list[Trial | None] = []
     left_out: dict[str, str] = {}
-    for name in FAULTS:
+    for number, name in enumerate(FAULTS, start=1):
         faulty = dataclasses.replace(plan, fault=name, compare="full")
         reasons = table.problems(faulty, nprocs)
         try:
@@ -170,8 +170,14 @@ def _faulty(rank: Rank, plan: TrainPlan, trials: Trials, nprocs: int) -> tuple[l
             reasons = [str(error)]
         if reasons:
             left_out[name] = reasons[0]
-        rank.record.event("trial", fault=name)
+        _tell(rank, number, name, None if reasons else taken[-1])
     return taken, left_out
+
+
+def _tell(rank: Rank, number: int, fault: str, trial: Trial | None) -> None:
+    """Record that a trial is over: whoever waits for an audit wants to see it work."""
+    fired = trial.fired if trial is not None else None
+    rank.record.event("trial", number=number, total=len(FAULTS) + CORRECT_RUNS, fault=fault, fired=fired, ran=trial is not None)
 
 
 # --- older rules ---------------------------------------------------------------------------------------------------------

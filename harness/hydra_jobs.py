@@ -78,6 +78,7 @@ def launch(
         log.info(f"MASTER_PORT={os.environ['MASTER_PORT']} of the environment is not used: each run has a store of its own.")
     before = HydraConfig.instance().cfg
     try:
+        _refuse_run_dir(config)
         composed = [compose(context, config, overrides, first + number) for number, overrides in enumerate(job_overrides)]
         jobs = plan_all(composed, function)
         with alone_in(Path(composed[0].config.hydra.sweep.dir)):
@@ -94,6 +95,19 @@ def launch(
         raise
     finally:
         HydraConfig.instance().cfg = before
+
+
+def _refuse_run_dir(config: DictConfig) -> None:
+    """Refuse ``hydra.run.dir``, which Hydra reads in single runs alone, unless the user knows that this is none.
+
+    Raises:
+        ConfigError: It was given, and no ``--multirun``.
+    """
+    given = [override for override in config.hydra.overrides.hydra if override.startswith("hydra.run.dir=")]
+    if given and {"-m", "--multirun"}.isdisjoint(sys.argv):
+        folder = given[-1].partition("=")[2]
+        said = f"{given[-1]} names the folder of a single run, and every run is a sweep: use hydra.sweep.dir={folder}."
+        raise ConfigError(said)
 
 
 def compose(context: HydraContext, config: DictConfig, overrides: Sequence[str], number: int) -> Composed:
@@ -184,7 +198,7 @@ def plan_one(one: Composed, task: Task) -> Job:
         )
     threads = _try(lambda: wanted_threads(environ, settings["threads"], usable_cores(), nprocs), problems)
     train = TrainPlan.from_config(settings["train"]) if settings["train"] else None
-    problems += train.problems(nprocs) if train else []
+    problems += [*train.problems(nprocs), *_two_lengths(one)] if train else []
     if problems or placement is None or threads is None:
         raise ConfigError.of(problems)
     plan = RunPlan(
@@ -240,6 +254,13 @@ def _problems_of_start(settings: Mapping[str, Any]) -> list[str]:
     return [sentence for wrong, sentence in checks if wrong]
 
 
+def _two_lengths(one: Composed) -> list[str]:
+    """Return a sentence where both ways to say how long to train were typed; of defaults, the one that is null gives way."""
+    typed = dict(override.partition("=")[::2] for override in one.config.hydra.overrides.task)
+    given = [f"{name}={typed[name]}" for name in ("steps", "epochs") if typed.get(name, "null") != "null"]
+    return [f"{' and '.join(given)} exclude each other: give one of them."] if len(given) == 2 else []
+
+
 def _place(settings: Mapping[str, Any], environ: Mapping[str, str]) -> Placement:
     devices = settings["devices"]
     listed = ",".join(map(str, devices)) if isinstance(devices, list) else devices
@@ -258,17 +279,18 @@ def _env_set(one: Composed) -> dict[str, str]:
     return {str(name): str(value) for name, value in one.config.hydra.job.env_set.items()}
 
 
-def _run_all(
-    context: HydraContext, function: TaskFunction, composed: Sequence[Composed], jobs: Sequence[Job]
-) -> list[JobReturn]:
+def _run_all(context: HydraContext, function: TaskFunction, composed: list[Composed], jobs: Sequence[Job]) -> list[JobReturn]:
     folder, machine = SweepDir(composed[0].config.hydra.sweep.dir), machine_facts()
-    reporters = Reporters.from_config(settings_of(composed[0].config)["report"])
+    settings = settings_of(composed[0].config)
+    reporters = Reporters.from_config(settings["report"])
     returns: list[JobReturn] = []
     reports: list[JobReport] = []
     try:
         folder.write([(job, job.run.path) for job in jobs], machine)
         reporters.begin(str(folder.path), jobs)
-        for one, planned in zip(composed, jobs, strict=True):
+        for planned in jobs:
+            # What a job came to holds its configuration again: kept twice, a long sweep would grow.
+            one = composed.pop(0)
             HydraConfig.instance().set_config(one.config)
             write_folder(one)
             context.callbacks.on_job_start(config=one.config, task_function=function)
@@ -280,7 +302,7 @@ def _run_all(
             returns.append(_job_return(one, job, result))
             reports.append(job_report(job.plan, job.run, result, job.label, job.overrides))
             context.callbacks.on_job_end(config=one.config, job_return=returns[-1])
-        reports = with_trials(reports, settings_of(composed[0].config), machine)
+        reports = with_trials(reports, settings, machine)
         report = whole_sweep(folder, reports)
         reporters.report(report)
         fail_the_red(report, jobs, returns)

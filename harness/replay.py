@@ -147,8 +147,7 @@ class Reference:
         losses, counts = [], []
         for piece, batch in zip(pieces, batches, strict=True):
             loss, items = self._loss(self.model, batch)
-            weight = 1.0 if items is not None else len(piece) * self._world_size / global_size
-            (loss * weight).backward()
+            (loss * self._weight(piece, items, global_size)).backward()
             losses.append(float(loss.detach()))
             counts.append(float(items) if items is not None else float(len(piece)))
         return Replayed(
@@ -160,6 +159,23 @@ class Reference:
             before != value_digest(random_states()),
             told.record,
         )
+
+    def exact_shard(
+        self, state: TrainingState, pieces: Sequence[Sequence[int]], global_size: int, loaded: Sequence[Any] | None
+    ) -> Gradients:
+        """Return the gradients of one shard in float64, of a model that draws no random numbers; arguments as of `replay`."""
+        model = copy.deepcopy(self.model).double()
+        state.restore(model)
+        model.train()
+        model.zero_grad(set_to_none=True)
+        batches = [self._load(piece) for piece in pieces] if loaded is None else loaded
+        for piece, batch in zip(pieces, batches, strict=True):
+            loss, items = self._loss(model, batch, torch.float64)
+            (loss * self._weight(piece, items, global_size)).backward()
+        return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+
+    def _weight(self, piece: Sequence[int], items: Tensor | None, global_size: int) -> float:
+        return 1.0 if items is not None else len(piece) * self._world_size / global_size
 
     def _load(self, ids: Sequence[int]) -> Any:
         collate = getattr(self.recipe, "collate", None) or default_collate

@@ -190,6 +190,7 @@ class Verification:
             step["replayed_batches"] = None if self._random_data else [r.batch for r in replayed]
             step["replayed_losses"] = [r.losses for r in replayed]
             step["replayed_local"] = [_as_captured(r, c) for r, c in zip(replayed, ranks, strict=True)]
+            step["local_excess"] = self._local_excess(ranks, replayed, state, reference)
             step["replayed_buffers"] = [r.buffers for r in replayed]
             step["exchange_ratio"] = exchange_ratios([r.exchanged for r in ranks], [r.exchanged for r in replayed])
             step["loss"]["reference"] = [
@@ -214,6 +215,27 @@ class Verification:
         ]
         self._uses_random = self._uses_random or any(r.drew_random for r in replayed)
         return replayed, ""
+
+    def _local_excess(
+        self, ranks: list[Captured], replayed: list[Replayed], state: TrainingState, reference: Reference
+    ) -> float | None:
+        """Return the worst excess ratio X of gradients whose bits are not the replay's, where kernels may differ.
+
+        None where none differ, and where float64 cannot do the same again: a random mask or what other ranks told.
+        """
+        found: list[float] = []
+        for mine, other in zip(ranks, replayed, strict=True):
+            if self._plan.deterministic or _gradient_digests(mine.local) == _as_captured(other, mine):
+                continue
+            if other.drew_random or other.exchanged or self._plan.precision == "float64":
+                return None
+            loaded = mine.loaded if self._random_data else None
+            exact = reference.exact_shard(state, mine.pieces, len(mine.ids), loaded)
+            found += _excess(mine.local, other.gradients, exact, self._round_off(mine.local)).values()
+        return max(found, default=None)
+
+    def _round_off(self, gradients: Gradients) -> float:
+        return torch.finfo(torch.bfloat16 if self._plan.precision == "bfloat16" else _dtype(gradients)).eps / 2
 
     @staticmethod
     def _movement(captured: Captured, state: TrainingState, moved: list[str]) -> dict[str, list[bool]]:
@@ -338,7 +360,7 @@ class Verification:
         ranks = self._seat.world_size
         shards = [pieces(shard(batch, rank, ranks), self._plan.grad_accumulation) for rank in range(ranks)]
         exact_loss, exact = reference.whole_batch(state, shards, torch.float64)
-        u = torch.finfo(torch.bfloat16 if self._plan.precision == "bfloat16" and dtype is None else _dtype(gradients)).eps / 2
+        u = torch.finfo(dtype).eps / 2 if dtype is not None else self._round_off(gradients)
         if dtype is not None:
             ratios = {name: _by_floor(gradients[name], exact[name], exact, 1e-11) for name in exact}
         else:

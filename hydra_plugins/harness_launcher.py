@@ -47,6 +47,12 @@ class HarnessLauncher(Launcher):
         return launch(self._context, self._config, self._task_function, job_overrides, initial_job_idx)
 
 
+def _as_multirun(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of a multirun that has the folder of the single run, where one was given."""
+    moved = [f"hydra.sweep.dir={a.partition('=')[2]}" if a.startswith("hydra.run.dir=") else a for a in arguments]
+    return [*moved, *(["hydra.sweep.subdir=."] if moved != list(arguments) else []), "--multirun"]
+
+
 class NeverBypassed(Callback):
     """Sees to it that a single process never passes for N ranks: Hydra uses no launcher outside of a multirun."""
 
@@ -56,7 +62,9 @@ class NeverBypassed(Callback):
         Hydra turns an exception from here into a warning, so this prints and exits.
         """
         if {"hydra.mode=RUN", "--run", "-r"}.isdisjoint(sys.argv):
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], "--multirun"])
+            os.execv(
+                sys.executable, [sys.executable, *sys.orig_argv[1 : -len(sys.argv[1:]) or None], *_as_multirun(sys.argv[1:])]
+            )
         nprocs = config.hydra.launcher.nprocs
         print(f"hydra.mode=RUN bypasses the launcher: nprocs={nprocs} would be one process. Leave it out.", file=sys.stderr)
         sys.exit(1)

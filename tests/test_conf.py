@@ -100,6 +100,23 @@ def run_py(*arguments):
     return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["steps=50", "epochs=1"], "steps=50 and epochs=1 exclude each other: give one of them."),
+        (
+            ["hydra.run.dir=here"],
+            "hydra.run.dir=here names the folder of a single run, and every run is a sweep: use hydra.sweep.dir=here.",
+        ),
+    ],
+)
+def test_settings_that_would_be_passed_over_are_refused(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run_py("nprocs=1", "backend=gloo", "launcher=launch", *arguments)
+    assert done.returncode == 1 and message in done.stderr
+    assert not (tmp_path / "here").exists() and not list(tmp_path.glob("**/plan.json"))
+
+
 def test_help_shows_values_groups_and_what_they_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run_py("--help", "recipe=transformer", "steps=7")

@@ -268,6 +268,12 @@ def small(folder: Path, body: str = "pass") -> str:
     return "small.py"
 
 
+def test_the_folder_of_a_single_run_is_that_of_its_job(tmp_path: Path) -> None:
+    done = run(tmp_path, small(tmp_path), *with_launcher("launch"), "hydra.run.dir='out, here'")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out, here" / ".hydra" / "config.yaml").exists() and not (tmp_path / "multirun").exists()
+
+
 @pytest.mark.parametrize("group", ["disabled", "none"])
 def test_job_logging_overrides_are_respected(group: str, tmp_path: Path) -> None:
     done = run(tmp_path, small(tmp_path), *with_launcher("launch"), f"hydra/job_logging={group}", "hydra.sweep.dir=out")

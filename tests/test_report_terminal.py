@@ -172,7 +172,7 @@ def test_what_was_proved_is_said():
     assert tables.verified_cell(with_verdict(job_of(0), GREEN, GREEN)) == "not proven: 2 of 2 checks"
     red = dataclasses.replace(with_verdict(job_of(0), GREEN, RED), identical_to=0)
     assert tables.verified_cell(red) == "FAILED R4"
-    assert tables.verified_cell(dataclasses.replace(job_of(0), result=failed_result())) == "failed"
+    assert tables.verified_cell(dataclasses.replace(job_of(0), result=failed_result())) == "failed, not checked"
 
 
 def test_failed_jobs_are_named_with_their_message():

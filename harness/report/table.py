@@ -208,7 +208,7 @@ def verified_cell(job: JobReport) -> str:
     if job.correctness is not None and job.correctness.failed is not None:
         return f"FAILED {job.correctness.failed.name}"
     if job.result.status != "ok":
-        return "failed"
+        return f"{job.correctness.label}, then failed" if job.correctness is not None else "failed, not checked"
     if job.identical_to is not None:
         return f"identical to job {job.identical_to}"
     return job.correctness.label if job.correctness is not None else "not checked"

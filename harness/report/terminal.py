@@ -193,6 +193,10 @@ class _Progress:
                 self._step(self._parts.pop(event["step"]))
         elif event["event"] == "facts" and "num_steps" in event:
             self._total = event["num_steps"]
+        elif event["event"] == "trial" and rank == 0:
+            said = (f"red at {event['fired']}" if event["fired"] else "green") if event["ran"] else "does not apply"
+            line = f"audit {event['number']} of {event['total']}  {event['fault'].replace('_', ' ')}  {said}"
+            self._console.print(Text(line), soft_wrap=True)
         elif event["event"] == "evaluation" and rank == 0:
             means = {name: ratio(*pair) for name, pair in event["metrics"].items()}
             found = "  ".join(f"{name} {mean:.4g}" for name, mean in means.items())
