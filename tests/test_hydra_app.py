@@ -391,6 +391,28 @@ def test_app_of_the_examples(tmp_path: Path) -> None:
     assert all(f"[rank {rank}] rank {rank} of 2" in done.stdout for rank in (0, 1))
 
 
+def test_a_job_whose_ranks_cannot_be_started_costs_the_others_nothing(tmp_path: Path) -> None:
+    app = tmp_path / small(tmp_path)
+    thread = "    import threading\n    threading.Thread(target=threading.Event().wait, daemon=True).start()\n    main()\n"
+    app.write_text(app.read_text().removesuffix("    main()\n") + thread)
+    ways = ["hydra/launcher=harness", "hydra.launcher.nprocs=2", "hydra.launcher.start_method=fork"]
+    done = run(
+        tmp_path,
+        "small.py",
+        "-m",
+        *ways,
+        "hydra.launcher.method=${oc.select:how,launch}",
+        "+how=spawn,launch",
+        "hydra.sweep.dir=out",
+    )
+    screen = done.stdout + done.stderr
+    assert done.returncode == 1 and "ranks cannot be forked from a process of 2 threads" in screen, screen
+    assert "cannot be written" not in screen and "printed by 0" in done.stdout, screen
+    results = [json.loads((tmp_path / "out" / job / "result.json").read_text())["status"] for job in "01"]
+    assert results == ["failed", "ok"]
+    assert "ranks cannot be forked" in (tmp_path / "out" / "0" / "small.log").read_text(), screen
+
+
 def test_an_app_without_a_main_guard_does_not_start_ranks_without_end(tmp_path: Path) -> None:
     decorator = "@hydra.main(version_base='1.3', config_path=None)"
     (tmp_path / "app.py").write_text(f"import hydra\n\n\n{decorator}\ndef main(cfg):\n    pass\n\n\nmain()\n")

@@ -31,7 +31,7 @@ class Process(Protocol):
         """Return its exit code, negative for the signal that ended it; None while it runs. Never blocks."""
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable when it has ended; -1 where the system has none."""
+        """Return a descriptor that becomes readable when it has ended; -1 where the system has none, or none left."""
 
 
 class Launcher(Protocol):
@@ -65,7 +65,7 @@ class OwnProcess:
         with log.open("ab") as output:
             self._child = self._open(command, environment, cwd, output, pass_fds)
         self.pid = self._child.pid
-        self._pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
+        self._pidfd = _pidfd_of(self.pid)
 
     @staticmethod
     def _open(
@@ -95,6 +95,13 @@ class OwnProcess:
     def fileno(self) -> int:
         """Return the descriptor that becomes readable at its end."""
         return self._pidfd
+
+
+def _pidfd_of(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
 
 
 def has_ended(pid: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -11,17 +12,17 @@ from harness.rundir import RunDir
 
 _SWEEP = """
 is_alive() { read -r stat 2>/dev/null <"/proc/$1/stat" && case ${stat##*)} in " Z"*|" X"*) false ;; esac; }
-read -r _
+read -r _ && keep=$2
 patience=40
 for signature in "$1"/processes/*; do
     pid=${signature##*/}
-    while [ "$pid" != "$2" ] && is_alive "$pid" && [ $patience -gt 0 ]; do sleep 0.05; patience=$((patience - 1)); done
+    while [ "$pid" != "$keep" ] && is_alive "$pid" && [ $patience -gt 0 ]; do sleep 0.05; patience=$((patience - 1)); done
     is_alive "$pid" || rm -f "/dev/shm/torch_${pid}_"*
 done
 rm -rf -- "$1" "/dev/shm/sem.${1##*/}-"*
 """
 """Torch names a tensor's shared memory after the process, and unlinks it once the other side has it: a process that is
-killed in between leaves it. The parent ($2) may still use its own."""
+killed in between leaves it. The parent ($2) that says a line goes on, and may still use its own; its end of file is its end."""
 
 
 class Scratch:
@@ -34,14 +35,18 @@ class Scratch:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="harness-"))
         (self.path / "processes").mkdir()
-        self._sweeper = subprocess.Popen(
-            ["sh", "-c", _SWEEP, "sh", str(self.path), str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,
-        )
+        try:
+            self._sweeper = subprocess.Popen(
+                ["sh", "-c", _SWEEP, "sh", str(self.path), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+        except OSError:
+            shutil.rmtree(self.path)
+            raise
 
     def run(self) -> RunDir:
         """Return the folder as that of a run."""

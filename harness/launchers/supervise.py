@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from harness.errors import HarnessError
 from harness.launchers.base import Process, kill_group
 from harness.launchers.hang import absent_ranks
 from harness.launchers.scratch import Scratch
@@ -77,14 +78,13 @@ class Supervisor:
         """Start the ranks, see them to their end, and return what came out; None if ``timeout`` seconds pass before.
 
         Raises:
+            HarnessError: The ranks cannot be started.
             Interrupted: SIGINT, SIGTERM or SIGHUP came; all ranks are gone.
         """
         with SignalTrap() as trap:
             try:
                 if not self._processes:
-                    self._make_scratch()
-                    self._processes = start()
-                    self._marks["started"] = time.monotonic()
+                    self._start(start)
                 if not self._until_end(trap, timeout):
                     return None
             except BaseException:
@@ -100,6 +100,18 @@ class Supervisor:
         """End all ranks."""
         self._stop()
         self._remove_scratch()
+
+    def failed(self, message: str) -> RunResult:
+        """Return the result of a run whose ranks could not be started."""
+        return RunResult("failed", tuple(end.result for end in self._ends()), message, exit_code=1, marks=self._marks)
+
+    def _start(self, start: Callable[[], Sequence[Process]]) -> None:
+        try:
+            self._make_scratch()
+            self._processes = start()
+        except OSError as error:
+            raise HarnessError(f"the ranks could not be started: {error}.") from error
+        self._marks["started"] = time.monotonic()
 
     def _make_scratch(self) -> None:
         """Give the ranks a private folder for what a killed rank cannot remove itself, unless the run's own is one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.launchers import pool
+from harness.launchers.base import OwnProcess
 from harness.launchers.spawn import SpawnLauncher
 from harness.rundir import RunDir
 from harness.sweep import run_job
@@ -200,6 +202,22 @@ def test_dead_server_fails_its_run_and_is_replaced(echo: Echo) -> None:
     result = run_job(echo_plan("spawn", {"*": "for ever"}), folder, Killer())
     assert result.status == "failed" and result.signal == 9
     assert echo("spawn", {"*": "nothing"}).result.status == "ok"
+
+
+def test_ranks_that_cannot_be_started_fail_their_run_alone(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnProcess, "_open", refuse)
+        echoed = echo("launch", {"*": "nothing"})
+    assert echoed.result.message == "the ranks could not be started: [Errno 11] Resource temporarily unavailable."
+    assert json.loads(echoed.run.result.read_text())["status"] == "failed"
+    spawn = pool.launcher("spawn")
+    assert isinstance(spawn, SpawnLauncher)
+    spawn.warm()._child.kill()
+    assert "ranks are forked from has died (status -9)" in echo("spawn", {"*": "nothing"}).result.message
+    assert [echo(how, {"*": "nothing"}).result.status for how in ("launch", "spawn")] == ["ok", "ok"]
 
 
 def test_folder_of_an_earlier_run_does_not_answer_for_the_new_one(how: str, echo: Echo, tmp_path: Path) -> None:
