@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import util
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -42,6 +43,7 @@ def children_die_with_this_process() -> Callable[[], None]:
     _tying.parent = os.getpid()
     if not _tying.is_hooked:
         os.register_at_fork(before=_tying.before_fork, after_in_child=_tying.after_fork)
+        util.register_after_fork(_tying, _Tying.move_in)
         _tying.is_hooked = True
 
     def take_back() -> None:
@@ -55,10 +57,12 @@ class _Tying:
 
     Attributes:
         parent: The process whose children are tied; 0 for none.
+        scratch: The folder that they sign in, and keep the sockets of ``multiprocessing`` in; None without one.
     """
 
     def __init__(self) -> None:
         self.parent = 0
+        self.scratch: Path | None = None
         self.is_hooked = False
         self._ties = False
 
@@ -73,33 +77,39 @@ class _Tying:
             die_with_parent(self.parent)
         self.parent = os.getpid()
 
+    def move_in(self) -> None:
+        """Take the scratch folder, in a child that ``multiprocessing`` has made."""
+        if self.scratch is not None:
+            multiprocessing.current_process()._config["tempdir"] = str(self.scratch)  # type: ignore[attr-defined]
+
 
 _tying = _Tying()
 
 
-def worker_dies_with_rank(worker_id: int) -> None:
-    """End this DataLoader worker with its rank; by itself it looks for its parent every 5 s. A ``worker_init_fn``."""
-    del worker_id
-    die_with_parent(os.getppid())
-
-
 def sign() -> None:
     """Have what this process leaves in shared memory removed once it has ended, if it uses a scratch folder."""
-    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    # Not there: somebody else's folder, or the program has ended and so does this process.
+    if _tying.scratch is None:
+        return
+    # Not there: the program has ended, and so does this process.
     with contextlib.suppress(OSError):
-        Path(folder or "", "processes", str(os.getpid())).touch()
+        (_tying.scratch / "processes" / str(os.getpid())).touch()
 
 
 @contextmanager
-def used_by_multiprocessing(scratch: Path) -> Iterator[None]:
-    """Have ``multiprocessing`` keep its sockets and semaphores where they are removed, and sign."""
+def used_by_multiprocessing(scratch: Path, outlives_it: bool = False) -> Iterator[None]:
+    """Have ``multiprocessing`` keep its sockets and semaphores where they are removed, and sign.
+
+    Args:
+        outlives_it: True where this process goes on when the folder is gone: then only its children keep sockets there.
+    """
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    before = dict(config)
-    config.update(tempdir=str(scratch), semprefix=f"/{scratch.name}")
+    ours = {"semprefix": f"/{scratch.name}"} | ({} if outlives_it else {"tempdir": str(scratch)})
+    before = {name: config.get(name) for name in ours}
+    config.update(ours)
+    _tying.scratch = scratch
     sign()
     try:
         yield
     finally:
-        config.clear()
+        _tying.scratch = None
         config.update(before)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from harness.errors import ConfigError
-from harness.lifetime import worker_dies_with_rank
 from harness.recipe import Recipe
 from harness.seeds import derive, epoch_order, seed_everything
 from harness.shard import global_batches
@@ -31,7 +30,6 @@ def load(dataset: Dataset[Any], batches: Sequence[Sequence[int]], recipe: Recipe
         num_workers=num_workers,
         generator=torch.Generator().manual_seed(seed),
         multiprocessing_context="fork" if num_workers else None,
-        worker_init_fn=worker_dies_with_rank if num_workers else None,
     )
     return iter(loader)
 

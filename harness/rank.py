@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -82,11 +82,9 @@ def _forget_exit_functions() -> None:
 
 @contextmanager
 def _scratch(run: RunDir) -> Iterator[None]:
-    """Use the run's scratch folder in this process and those forked from it; a rank started by hand has none."""
-    if not run.scratch.exists():
-        yield
-        return
-    with used_by_multiprocessing(Path(run.scratch.read_text())):
+    """Use the run's scratch folder in this process and those forked from it; a rank started by hand has none, or one of old."""
+    folder = Path(run.scratch.read_text()) if run.scratch.exists() else None
+    with used_by_multiprocessing(folder) if folder is not None and folder.is_dir() else nullcontext():
         yield
 
 

@@ -140,6 +140,20 @@ def epoch():
     assert sum(len(batch) for batch in DataLoader(torch.arange(8.0), batch_size=2, num_workers=2)) == 8
 
 
+def temporary_folders():
+    """Tell where multiprocessing keeps its sockets, in this process and in a child of it."""
+    import multiprocessing
+    from multiprocessing import util
+
+    def tell_the_childs():
+        tell("child", json.dumps(util.get_temp_dir()))
+
+    child = multiprocessing.get_context("fork").Process(target=tell_the_childs)
+    child.start()
+    child.join()
+    tell("own", json.dumps(util.get_temp_dir()))
+
+
 def shared_memory():
     """Leave what a process leaves that is killed while it hands over a tensor, or makes a lock: here and in a child."""
     import multiprocessing
@@ -247,6 +261,7 @@ BEHAVIOUR = {
     "workers": workers,
     "workers, then kill -9": lambda: workers(lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "epoch": epoch,
+    "temporary folders": temporary_folders,
     "shared memory": shared_memory,
     "timed barrier": timed_barrier,
     "left in barrier": left_in_barrier,

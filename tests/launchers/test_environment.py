@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from harness.environ import usable_cores, wanted_threads
+from harness.lifetime import sign
+from harness.rank import _scratch
+from harness.rundir import RunDir
 from tests.launchers.starting import STARTS, Echo
 from tests.processes import wait_until
 
@@ -97,6 +101,28 @@ def test_settings_of_a_job_reach_the_warm_server_and_are_gone_afterwards(echo: E
 def test_data_loader_workers_leave_nothing(how: str, echo: Echo) -> None:
     echoed = echo(how, {"*": "epoch"})
     assert echoed.result.status == "ok", echoed.result.message
+
+
+@pytest.mark.parametrize("how", ["launch", "inline"])
+def test_sockets_of_multiprocessing(how: str, echo: Echo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends with the run keeps them in the run's scratch folder; one that goes on, where it always did."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(tmp_path))
+    echoed = echo(how, {"*": "temporary folders"}, nprocs=1)
+    assert echoed.result.status == "ok", echoed.result.message
+    assert Path(echoed.told("child", 0)).name.startswith("harness-")
+    assert (echoed.told("own", 0) == str(tmp_path)) == (how == "inline")
+    assert multiprocessing.current_process()._config["tempdir"] == str(tmp_path)
+
+
+def test_a_scratch_folder_that_is_gone_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "processes").mkdir()
+    run, config = RunDir(tmp_path), dict(multiprocessing.current_process()._config)
+    run.scratch.write_text(str(tmp_path / "gone"))
+    with _scratch(run):
+        sign()
+        assert dict(multiprocessing.current_process()._config) == config
+    assert not list((tmp_path / "processes").iterdir())
 
 
 def test_sixty_starts_leave_nothing(echo: Echo) -> None:
