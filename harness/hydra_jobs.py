@@ -296,7 +296,7 @@ def _run_all(context: HydraContext, function: TaskFunction, composed: list[Compo
             context.callbacks.on_job_start(config=one.config, task_function=function)
             job = with_reference(planned, reports)
             result = _run_one(one, job, reporters)
-            if resuming.is_wanted(job.plan, result):
+            if resuming.is_wanted(job.plan, job.run, result):
                 log.info(f"job {job.plan.job}: its training is interrupted and resumed")
                 resuming.interrupt_and_resume(job.plan, job.run, result)
             returns.append(_job_return(one, job, result))

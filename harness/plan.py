@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from harness.faults import table as faults
@@ -224,6 +225,13 @@ class RunPlan:
     num_machines: int = 1
     trial: Trial | None = None
     train: TrainPlan | None = None
+
+    def overwrites_its_start(self, run: RunDir) -> bool:
+        """Return True where a training in this folder goes on from a checkpoint that its own then takes the place of."""
+        if self.train is None or self.train.resume is None or not self.train.checkpoint_every:
+            return False
+        start = Path(self.cwd, self.train.resume).resolve()
+        return start in (run.path.resolve(), run.checkpoint.resolve())
 
     def write(self, run: RunDir) -> None:
         """Write ``plan.json``."""

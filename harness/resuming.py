@@ -12,35 +12,27 @@ from harness.compare.chains import RESUMES, steps_with_digests, why_not_resumed
 from harness.plan import RunPlan
 from harness.record import RunResult
 from harness.rundir import RunDir
-from harness.sweep import run_job
+from harness.sweep import inner_run, run_job
 
 RESUMED_STEPS = 2
 """How many steps the new ranks take at most; the training has left digests after each of them."""
 
 
-def is_wanted(plan: RunPlan, result: RunResult) -> bool:
-    """Return True where a job's training has ended well and is to be compared with one that was interrupted."""
-    return plan.train is not None and plan.train.compare in RESUMES and result.status == "ok"
+def is_wanted(plan: RunPlan, run: RunDir, result: RunResult) -> bool:
+    """Return True where a job's training has ended well and can be compared with one that was interrupted, as it should."""
+    asked = plan.train is not None and plan.train.compare in RESUMES and result.status == "ok"
+    return asked and not why_not_resumed(plan, result, run)
 
 
 def interrupt_and_resume(plan: RunPlan, run: RunDir, result: RunResult) -> None:
     """Interrupt a job's training and have it go on, in folders inside its own."""
-    if plan.train is None or why_not_resumed(plan, result):
-        return
+    assert plan.train is not None
     first = min(steps_with_digests(result)) + 1
     train = dataclasses.replace(plan.train, compare="off", profile=False, reference=None, checkpoint_every=1, stop_after=first)
     begun = dataclasses.replace(plan, train=train)
-    if run_job(begun, _inside(run, run.interrupted)).status != "ok":
+    if run_job(begun, inner_run(run, run.interrupted)).status != "ok":
         return
-    train = dataclasses.replace(
-        train, checkpoint_every=0, stop_after=first + RESUMED_STEPS, resume=str(run.interrupted.checkpoint)
-    )
-    run_job(dataclasses.replace(plan, train=train), _inside(run, run.resumed))
-
-
-def _inside(run: RunDir, folder: RunDir) -> RunDir:
-    """Return a folder inside the job's, with the job's configuration."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    if run.config.exists():
-        folder.config.write_bytes(run.config.read_bytes())
-    return folder
+    checkpoint = run.interrupted.checkpoint
+    train = dataclasses.replace(train, checkpoint_every=0, stop_after=first + RESUMED_STEPS, resume=str(checkpoint))
+    if run_job(dataclasses.replace(plan, train=train), inner_run(run, run.resumed)).status == "ok":
+        checkpoint.unlink(missing_ok=True)

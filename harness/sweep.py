@@ -49,7 +49,7 @@ def run_job(plan: RunPlan, run: RunDir, observer: Observer | None = None) -> Run
     except HarnessError as error:
         result = supervisor.failed(str(error))
     finally:
-        clear(run, plan)
+        run.tidy()
     assert result is not None
     try:
         write_json(run.result, to_json(result))
@@ -57,6 +57,14 @@ def run_job(plan: RunPlan, run: RunDir, observer: Observer | None = None) -> Run
         lost = f"The records of this run could not be written to {run.path}: {error.strerror}."
         return dataclasses.replace(result, status="failed", message=f"{result.message} {lost}".strip())
     return result
+
+
+def inner_run(run: RunDir, folder: RunDir) -> RunDir:
+    """Return ``folder``, made inside a job's, with the job's configuration."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if run.config.exists():
+        folder.config.write_bytes(run.config.read_bytes())
+    return folder
 
 
 @contextmanager
@@ -79,13 +87,3 @@ def alone_in(folder: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-
-
-def clear(run: RunDir, plan: RunPlan) -> None:
-    """Remove what has no meaning after a run."""
-    run.store.unlink(missing_ok=True)
-    for rank in range(plan.nprocs):
-        run.rank_stacks(rank).unlink(missing_ok=True)
-        run.ending(rank).unlink(missing_ok=True)
-    if run.engine_log.exists() and not run.engine_log.stat().st_size:
-        run.engine_log.unlink()

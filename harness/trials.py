@@ -12,7 +12,7 @@ from harness.report.arms import trials_of
 from harness.report.build import may_pair
 from harness.report.sweep_report import JobReport
 from harness.rundir import RunDir
-from harness.sweep import run_job
+from harness.sweep import inner_run, run_job
 
 
 def groups(reports: Sequence[JobReport], aa: bool) -> list[list[JobReport]]:
@@ -24,6 +24,9 @@ def groups(reports: Sequence[JobReport], aa: bool) -> list[list[JobReport]]:
     found: list[list[JobReport]] = []
     for report in reports:
         if report.plan.train is None or report.result.status != "ok":
+            continue
+        if report.plan.overwrites_its_start(RunDir(report.folder)):
+            # What it went on from is gone.
             continue
         for group in found:
             if may_pair(group[0].plan, report.plan):
@@ -62,8 +65,5 @@ def _launch(report: JobReport, slot: Slot, aa: bool) -> tuple[RunPlan, RunResult
     assert slot.pair is not None
     train = dataclasses.replace(report.plan.train, compare="off", checkpoint_every=0, profile=False)
     plan = dataclasses.replace(report.plan, train=train, trial=Trial(slot.order, slot.pair, slot.replaces, aa))
-    run = RunDir(report.folder).trial(slot.order)
-    run.path.mkdir(parents=True, exist_ok=True)
-    if RunDir(report.folder).config.exists():
-        run.config.write_bytes(RunDir(report.folder).config.read_bytes())
-    return plan, run_job(plan, run)
+    job = RunDir(report.folder)
+    return plan, run_job(plan, inner_run(job, job.trial(slot.order)))

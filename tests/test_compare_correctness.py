@@ -1128,6 +1128,8 @@ def test_rungs_from_elsewhere_take_their_place():
     assert verdict.joined_by(wrong).label == "FAILED R13"
     assert verdict.joined_by(wrong).joined_by(rung.passed("R13", "")).label == "FAILED R13"
     assert verdict.joined_by(rung.not_checked("R13", "")).label == verdict.label
+    twice = verdict.joined_by(rung.passed("R13", "one")).joined_by(rung.passed("R13", "two"))
+    assert next(each.detail for each in twice.rungs if each.name == "R13").endswith("one; two")
 
 
 # --- runs against runs -----------------------------------------------------------------------------------------------
@@ -1138,6 +1140,22 @@ def chain(n: int = 2, dones: tuple[int, ...] = (0, 1, 2, 3, 8)) -> list[list[dic
         [{"done": done, "parameters": f"p{done}", "buffers": f"b{done} {rank}", "optimizer": f"o{done}"} for done in dones]
         for rank in range(n)
     ]
+
+
+def test_ranks_that_drift_late_are_red():
+    verdict = chains.compare_ranks(chain(3), synchronised=False)
+    assert (verdict.name, verdict.status) == ("R6", "passed")
+    assert verdict.detail == "parameters and optimizer of 3 ranks are equal in bits, after 0, 1, 2, 3, 8 steps"
+    assert chains.compare_ranks(chain(3), synchronised=True).where == {"step": 0, "rank": 1, "stage": "buffers at birth"}
+    drifted = chain(3)
+    drifted[2][4]["optimizer"] = "other"
+    verdict = chains.compare_ranks(drifted, synchronised=False)
+    assert verdict.where == {"step": 7, "rank": 2, "stage": "optimizer"} and "drift apart" in verdict.causes
+    del drifted[1][3]
+    verdict = chains.compare_ranks(drifted, synchronised=False)
+    assert verdict.where == {"step": 2, "rank": 1, "stage": "parameters"} and verdict.detail == "it left no such digest"
+    assert chains.compare_ranks(chain(1), synchronised=False).status == "not checked"
+    assert chains.compare_ranks([[], []], synchronised=False).status == "not checked"
 
 
 def test_two_launchers_agree():
@@ -1205,6 +1223,17 @@ def test_verifications_are_compared_tensor_by_tensor():
     evidence["steps"][1]["reduced"][0]["fc2.bias"] = "other"
     verdict = chains.compare_chains(chains.evidence_chains(green(2)), chains.evidence_chains(evidence))
     assert verdict.where == {"step": 1, "rank": 1, "stage": "local gradient", "tensor": "fc2.weight"}
+
+
+def test_verifications_of_two_launchers_are_compared():
+    evidence = green(2)
+    evidence["steps"][1]["local"][1]["fc2.weight"] = "other"
+    verdict = chains.compare_verifications(plan(), green(2), plan(job=3), evidence)
+    assert verdict.where == {"step": 1, "rank": 1, "stage": "local gradient", "tensor": "fc2.weight"}
+    assert verdict.detail == "the bits of the verification of job 0 and that of job 3 differ"
+    assert chains.compare_verifications(plan(), green(2), plan(job=3), green(2)).status == "passed"
+    with pytest.raises(NotComparable):
+        chains.compare_verifications(plan(), green(2), trained(plan(), seed=1), green(2))
 
 
 def test_what_one_run_lacks_is_told():

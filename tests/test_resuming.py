@@ -52,7 +52,7 @@ def test_an_interrupted_training_goes_on_as_it_was(tmp_path, launcher, recipe):
         for each in (whole, whole.interrupted, whole.resumed)
     ]
     assert len(set.union(*pids)) == 9
-    assert not whole.checkpoint.exists()
+    assert not whole.checkpoint.exists() and not whole.interrupted.checkpoint.exists()
 
 
 def test_state_that_no_checkpoint_holds_is_missed(tmp_path):
@@ -68,6 +68,7 @@ def test_one_step_or_no_new_process_is_told(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     details = [{rung.name: rung.detail for rung in job.correctness.rungs}["R12"] for job in read_sweep(tmp_path).jobs]
     assert details == ["launcher=inline has no new process that could go on"] * 2
+    assert "interrupted" not in done.stdout + done.stderr
     done = run(tmp_path, "nprocs=2", "steps=1", "recipe=points", *short)
     assert done.returncode == 0, done.stdout + done.stderr
     rungs = {rung.name: rung for rung in read_sweep(tmp_path / "0").jobs[0].correctness.rungs}
@@ -80,3 +81,24 @@ def test_a_resumed_run_that_failed_is_red(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "status": "failed", "message": "out of memory."}))
     rungs = {rung.name: rung for rung in read_sweep(tmp_path).jobs[0].correctness.rungs}
     assert rungs["R12"].status == "failed" and rungs["R12"].detail == "the resumed run failed: out of memory"
+
+
+def test_one_that_was_ended_from_outside_says_nothing(tmp_path):
+    assert run(tmp_path, "recipe=points", "nprocs=2", *SETTINGS).returncode == 0
+    RunDir(tmp_path / "0").resumed.result.unlink()
+    rungs = {rung.name: rung for rung in read_sweep(tmp_path).jobs[0].correctness.rungs}
+    assert rungs["R12"].status == "not checked"
+    assert rungs["R12"].detail == "the resumed run was not started, or was ended from outside"
+
+
+def test_a_job_that_went_on_from_its_own_checkpoint_cannot_be_repeated(tmp_path):
+    whole = [one for one in SETTINGS if not one.startswith("steps=")]
+    settings = ("recipe=points", "nprocs=2", "checkpoint_every=1", *whole)
+    assert run(tmp_path, "steps=1", *settings).returncode == 0
+    again = ("steps=5", f"resume={tmp_path / '0'}", "compare.pairs=1", "compare.aa=true")
+    done = run(tmp_path, *again, *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    job = read_sweep(tmp_path).jobs[0]
+    details = {rung.name: rung.detail for rung in job.correctness.rungs}
+    assert details["R12"] == "the training went on from a checkpoint that it has overwritten"
+    assert not job.trials

@@ -1,4 +1,4 @@
-"""Runs against runs, by their digests: launcher against launcher, resumed against whole, trained against verified.
+"""Digests of runs: rank against rank, launcher against launcher, resumed against whole, trained against verified.
 
 A chain is what one rank left: a list of mappings with ``done``, the number of steps taken, and a digest for each kind of
 thing, in causal order. A digest is a string, or a mapping from tensor to string. All functions are pure.
@@ -10,12 +10,14 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.compare.agreement import plural, same, without
+from harness.compare.agreement import odd_rank, plural, same, without
 from harness.compare.evidence import Digests, Evidence
-from harness.compare.rung import Mismatch, Rung, failed, not_checked, settle
+from harness.compare.ladder import ALONE
+from harness.compare.rung import Mismatch, Rung, conclude, failed, not_checked, settle
 from harness.errors import NotComparable
 from harness.plan import RunPlan
 from harness.record import RunResult, joined
+from harness.rundir import RunDir
 
 Chain = Sequence[Mapping[str, Any]]
 
@@ -27,6 +29,9 @@ HOW_STARTED = frozenset({
 
 OBSERVING = frozenset({"compare", "on_mismatch", "reference", "log_every", "profile", "warmup_steps"})
 """Fields of a TrainPlan that say how a training is watched."""
+
+_KINDS = ("parameters", "buffers", "optimizer")
+"""Of digests that a training leaves."""
 
 RESUMES = ("full", "audit")
 """Tiers in which a training is interrupted and resumed for a comparison (R12)."""
@@ -86,6 +91,36 @@ def may_share_reference(plan_a: RunPlan, plan_b: RunPlan) -> bool:
     return plan_a.train.compare == plan_b.train.compare != "off" and not differences(plan_a, plan_b)
 
 
+# --- R6: rank against rank -------------------------------------------------------------------------------------------
+
+
+def compare_ranks(ranks: Sequence[Chain], synchronised: bool) -> Rung:
+    """Return R6 of a whole training: its ranks are equal wherever they left digests.
+
+    Args:
+        ranks: Their chains, of one run (:func:`chains_of`).
+        synchronised: Whether BatchNorm's buffers must agree too; else they are each rank's own between two forwards.
+    """
+    if len(ranks) == 1:
+        return not_checked("R6", ALONE)
+    if not _dones(ranks):
+        return not_checked("R6", "the training left no digests")
+    kinds = [kind for kind in _KINDS if synchronised or kind != "buffers"]
+    detail = f"{' and '.join(kinds)} of {plural(len(ranks), 'rank')} are equal in bits, after {_after(_dones(ranks))}"
+    return conclude("R6", _drifting(ranks, kinds), detail)
+
+
+def _drifting(ranks: Sequence[Chain], kinds: Sequence[str]) -> Iterator[Mismatch]:
+    for done in sorted(_dones(ranks)):
+        for kind in kinds:
+            values = [_link_at(chain, done).get(kind) or "" for chain in ranks]
+            odd = odd_rank(values)
+            if "" in values:
+                yield Mismatch("it left no such digest", *_place(kind, done), values.index(""))
+            elif odd is not None:
+                yield Mismatch("the bits differ from the other ranks'", *_place(kind, done), odd)
+
+
 # --- R10 and R12: run against run ------------------------------------------------------------------------------------
 
 
@@ -99,6 +134,19 @@ def compare_runs(plan_a: RunPlan, result_a: RunResult, plan_b: RunPlan, result_b
     names = (f"job {plan_a.job}", f"job {plan_b.job}")
     deterministic = plan_a.train is None or plan_a.train.deterministic
     return compare_chains(chains_of(result_a), chains_of(result_b), names, deterministic)
+
+
+def compare_verifications(plan_a: RunPlan, evidence_a: Evidence, plan_b: RunPlan, evidence_b: Evidence) -> Rung:
+    """Return R10 for what the ranks of two runs captured of the same steps: every stage, tensor by tensor.
+
+    Evidence whose reference is another run's holds what its own ranks captured, all the same.
+
+    Raises:
+        NotComparable: The runs differ in more than how they were started.
+    """
+    require_same_training(plan_a, plan_b)
+    names = (f"the verification of job {plan_a.job}", f"that of job {plan_b.job}")
+    return compare_chains(evidence_chains(evidence_a), evidence_chains(evidence_b), names, evidence_a["deterministic"])
 
 
 def chains_of(result: RunResult) -> list[Chain]:
@@ -144,27 +192,30 @@ def compare_chains(
     return settle("R10", _differing(a, b, names), deterministic, detail)
 
 
-def judge_resumed(plan: RunPlan, result: RunResult, interrupted: RunResult | None, resumed: RunResult | None) -> Rung:
-    """Return R12 of a job, by the two short runs of :mod:`harness.resuming`; None stands for one that was not started."""
-    why_not = why_not_resumed(plan, result)
-    if interrupted is None:
-        why_not = why_not or "no run was interrupted beside this one"
+def judge_resumed(
+    plan: RunPlan, result: RunResult, run: RunDir, interrupted: RunResult | None, resumed: RunResult | None
+) -> Rung:
+    """Return R12 of a job, by the two short runs of :mod:`harness.resuming`; None stands for one that came to no end."""
+    why_not = why_not_resumed(plan, result, run)
     if why_not:
         return not_checked("R12", why_not)
-    for name, run in (("the run that was to be interrupted", interrupted), ("the resumed run", resumed)):
-        if run is None or run.status != "ok":
-            said = run.message.rstrip(".") if run is not None else "it left no record"
-            return failed("R12", Mismatch(f"{name} failed: {said}", "resuming"))
+    for name, short in (("the run that was to be interrupted", interrupted), ("the resumed run", resumed)):
+        if short is None:
+            return not_checked("R12", f"{name} was not started, or was ended from outside")
+        if short.status != "ok":
+            return failed("R12", Mismatch(f"{name} failed: {short.message.rstrip('.')}", "resuming"))
     assert resumed is not None
     return compare_resumed(chains_of(result), chains_of(resumed), plan.train is None or plan.train.deterministic)
 
 
-def why_not_resumed(plan: RunPlan, result: RunResult) -> str:
+def why_not_resumed(plan: RunPlan, result: RunResult, run: RunDir) -> str:
     """Return why a training cannot be interrupted and resumed for a comparison; empty where it can."""
     if plan.method == "inline":
         return "launcher=inline has no new process that could go on"
     if len(steps_with_digests(result)) < 3:
         return "the training has too few steps to be interrupted"
+    if plan.overwrites_its_start(run):
+        return "the training went on from a checkpoint that it has overwritten"
     return ""
 
 
@@ -216,7 +267,12 @@ def _difference(mine: object, theirs: object, kind: str, done: int, rank: int, n
     seen = f"the bits of {names[0]} and {names[1]} differ"
     if mine is None or theirs is None:
         seen = f"{names[0] if mine is None else names[1]} left no such digest"
-    return Mismatch(seen, kind if done else f"{kind} at birth", max(0, done - 1), rank, _tensor(mine, theirs))
+    return Mismatch(seen, *_place(kind, done), rank, _tensor(mine, theirs))
+
+
+def _place(kind: str, done: int) -> tuple[str, int]:
+    """Return stage and step of a digest that was taken after so many steps."""
+    return (kind, done - 1) if done else (f"{kind} at birth", 0)
 
 
 def _agree(mine: object, theirs: object) -> bool:
@@ -248,9 +304,6 @@ def compare_observed(evidence: Evidence, rank_digests: Sequence[Chain]) -> Rung:
     wrong = _differing(_only(verified, shared), trained, ("what was verified", "the training"))
     detail = f"the training has the digests of what was verified, after {_after(shared)}"
     return settle("R13", wrong, evidence["deterministic"], detail)
-
-
-_KINDS = ("parameters", "buffers", "optimizer")
 
 
 def _only_kinds(link: Mapping[str, Any]) -> dict[str, Any]:

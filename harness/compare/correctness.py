@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -78,13 +79,15 @@ class Verdict:
     def joined_by(self, *others: Rung) -> Verdict:
         """Return this verdict with rungs that came from elsewhere (R10, R12, R13), in the ladder's order.
 
-        Of two rungs of one name the red one counts, else the green one.
+        Of two rungs of one name the red one counts, else the green one; two green ones say both what they saw.
         """
         best: dict[str, Rung] = {}
         for rung in (*self.rungs, *others):
             known = best.setdefault(rung.name, rung)
             if _RANKING.index(rung.status) < _RANKING.index(known.status):
                 best[rung.name] = rung
+            elif known is not rung and rung.status == known.status == "passed":
+                best[rung.name] = dataclasses.replace(known, detail=f"{known.detail}; {rung.detail}")
         return Verdict(tuple(sorted(best.values(), key=lambda rung: int(rung.name[1:]))))
 
 

@@ -12,10 +12,19 @@ from typing import Any
 
 from harness.compare import correctness
 from harness.compare.audit import CORRECT, trials_of
-from harness.compare.chains import RESUMES, chains_of, compare_observed, judge_resumed
+from harness.compare.chains import (
+    RESUMES,
+    chains_of,
+    compare_observed,
+    compare_ranks,
+    compare_verifications,
+    judge_resumed,
+    may_share_reference,
+)
 from harness.compare.correctness import Verdict
+from harness.compare.rung import Rung
 from harness.errors import NotComparable
-from harness.plan import RunPlan
+from harness.plan import RunPlan, TrainPlan
 from harness.record import FORMAT, RankResult, RunResult, run_result_from_json
 from harness.report.build import sweep_report
 from harness.report.sweep_report import JobReport, SweepReport
@@ -85,7 +94,7 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepReport:
     known = index.read()
     entries = {(index.path / entry["folder"]).resolve(): entry for entry in known["jobs"]}
     jobs = [_read_job(run, entries.get(run.resolve(), {})) for run in runs]
-    return _with_faults(sweep_report(str(folder), jobs, known["machine"], known["clock_offset_s"]))
+    return _report(folder, jobs, known)
 
 
 def whole_sweep(folder: SweepDir, jobs: Sequence[JobReport]) -> SweepReport:
@@ -93,7 +102,29 @@ def whole_sweep(folder: SweepDir, jobs: Sequence[JobReport]) -> SweepReport:
     known, new = folder.read(), {job.plan.job for job in jobs}
     earlier = [e for e in known["jobs"] if e["job"] not in new and RunDir(folder.path / e["folder"]).plan.exists()]
     read = [_read_job(folder.path / entry["folder"], entry) for entry in earlier]
-    return _with_faults(sweep_report(str(folder.path), [*read, *jobs], known["machine"], known["clock_offset_s"]))
+    return _report(folder.path, [*read, *jobs], known)
+
+
+def _report(folder: Path, jobs: Iterable[JobReport], index: Mapping[str, Any]) -> SweepReport:
+    return _with_faults(sweep_report(str(folder), _by_verifications(jobs), index["machine"], index["clock_offset_s"]))
+
+
+def _by_verifications(jobs: Iterable[JobReport]) -> Iterator[JobReport]:
+    """Yield the jobs; R10 joins the verdict where an earlier job verified the same training, to the same depth."""
+    before: list[JobReport] = []
+    for job in sorted(jobs, key=lambda job: job.plan.job):
+        known = next((one for one in before if may_share_reference(one.plan, job.plan)), None)
+        if job.correctness is None or job.result.status != "ok":
+            yield job
+            continue
+        before.append(job)
+        yield job if known is None else _against_verification(job, job.correctness, known)
+
+
+def _against_verification(job: JobReport, verdict: Verdict, known: JobReport) -> JobReport:
+    mine, other = (json.loads(RunDir(one.folder).evidence.read_text()) for one in (job, known))
+    rung = compare_verifications(known.plan, other, job.plan, mine)
+    return dataclasses.replace(job, correctness=verdict.joined_by(rung))
 
 
 def _with_faults(sweep: SweepReport) -> SweepReport:
@@ -128,16 +159,23 @@ def _read_job(folder: Path, entry: Mapping[str, Any]) -> JobReport:
 def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str, str], overrides: Sequence[str]) -> JobReport:
     """Return the report of one job, with the verdict on the evidence in its folder."""
     verdict, trials = read_verdict(run), tuple(read_trials(run))
-    if verdict is not None and result.status == "ok" and not (plan.train and plan.train.resume):
-        evidence = json.loads(run.evidence.read_text())
-        verdict = verdict.joined_by(compare_observed(evidence, chains_of(result)))
-    if verdict is not None and result.status == "ok" and plan.train and plan.train.compare in RESUMES:
-        verdict = verdict.joined_by(judge_resumed(plan, result, _read_inside(run.interrupted), _read_inside(run.resumed)))
+    if verdict is not None and result.status == "ok" and plan.train is not None:
+        verdict = verdict.joined_by(*_of_training(plan, plan.train, run, result))
     return JobReport(plan, str(run.path), result, label, tuple(overrides), correctness=verdict, trials=trials)
 
 
+def _of_training(plan: RunPlan, train: TrainPlan, run: RunDir, result: RunResult) -> Iterator[Rung]:
+    """Yield the rungs of a whole training that has ended well."""
+    yield compare_ranks(chains_of(result), train.sync_bn)
+    if not train.resume:
+        yield compare_observed(json.loads(run.evidence.read_text()), chains_of(result))
+    if train.compare in RESUMES:
+        yield judge_resumed(plan, result, run, _read_inside(run.interrupted), _read_inside(run.resumed))
+
+
 def _read_inside(run: RunDir) -> RunResult | None:
-    return read_result(run, RunPlan.read(run)) if run.plan.exists() else None
+    """Return what came out of a run; None where it came to no end, because nobody started it or its parent was ended."""
+    return read_result(run, RunPlan.read(run)) if run.result.exists() else None
 
 
 def read_trials(run: RunDir) -> Iterator[tuple[RunPlan, RunResult]]:
