@@ -25,7 +25,6 @@ from harness.plan import RunPlan, Task
 from harness.record import RunResult, to_json
 from harness.request import Attempt, Console, Request, details, summary, without_paths
 from harness.rundir import RunDir, write_json
-from harness.sweep import clear
 
 _LISTS = ("gpus", "xpus", "devices")
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -56,7 +55,7 @@ def _launch(asked: argparse.Namespace) -> int:
         attempt = Attempt(run, plan, _launcher(asked), Console())
         result = attempt.watch()
         assert result is not None
-        clear(run, plan)
+        run.tidy()
         if asked.log_dir is not None:
             write_json(run.result, to_json(result))
         return 0 if result.status == "ok" else _report(result, run, asked)

@@ -18,6 +18,10 @@ CLOCK_EVENT = "CLOCK_MONOTONIC"
 """Name of a trace's event which tells that clock's nanoseconds: they follow the name."""
 
 
+_PASSING = (".stacks-*.txt", ".ending-*.json", ".capture-*.pt", ".*.aside")
+"""Files of a rank that mean nothing after the run; one that is killed leaves them."""
+
+
 class RunDir:
     """The files of one run. Whole files are written aside and renamed; only ``rank-N.jsonl`` and ``rank-N.log`` grow."""
 
@@ -121,12 +125,19 @@ class RunDir:
 
     def clear(self) -> None:
         """Remove what an earlier run has left in the same folder, but for what the new one may go on from."""
-        names = ("rank-*.jsonl", "rank-*.log", "value-*.pkl", "error-*.pkl", ".stacks-*.txt", ".ending-*.json", "trace*.json")
+        names = ("rank-*.jsonl", "rank-*.log", "value-*.pkl", "error-*.pkl", "trace*.json", *_PASSING)
         for inside in (TRIALS, RESUMING):
             shutil.rmtree(self.path / inside, ignore_errors=True)
         whole = (self.result, self.evidence, self.audit, self.stacks, self.store, self.scratch, self.engine_log)
         for path in [*whole, *(path for name in names for path in self.path.glob(name))]:
             path.unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Remove what has no meaning after a run."""
+        for path in [self.store, *(path for name in _PASSING for path in self.path.glob(name))]:
+            path.unlink(missing_ok=True)
+        if self.engine_log.exists() and not self.engine_log.stat().st_size:
+            self.engine_log.unlink()
 
     def trial(self, order: int) -> RunDir:
         """The folder of one launch of a comparison of launchers."""
@@ -174,7 +185,7 @@ def has_end(path: Path) -> bool:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write ``path`` so that a reader sees all of ``content`` or what was there before, never a part."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
     aside.write_bytes(content.encode() if isinstance(content, str) else content)
     aside.replace(path)
 

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from harness import config
 from harness.errors import HarnessError
-from harness.rundir import RunDir
+from harness.rundir import RunDir, write_whole
 from harness.sweep import alone_in
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,11 +48,26 @@ def test_nothing_of_an_earlier_run_answers_for_the_next(tmp_path):
     run = RunDir(tmp_path)
     run.trial(0).path.mkdir(parents=True)
     run.trial(0).plan.write_text("{}")
-    for path in (run.evidence, run.audit, run.result, run.records(0), run.log(0), run.value(0)):
+    passing = [run.store, run.capture(1), run.rank_stacks(0), run.ending(0), tmp_path / ".checkpoint.pt.aside"]
+    for path in (run.evidence, run.audit, run.result, run.records(0), run.log(0), run.value(0), *passing):
         path.write_text("old")
     run.checkpoint.write_text("to go on from")
     run.clear()
     assert [path.name for path in tmp_path.iterdir()] == [run.checkpoint.name]
+
+
+def test_nothing_that_a_killed_rank_has_begun_is_left(tmp_path, monkeypatch):
+    run = RunDir(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
+        write_whole(run.value(1), b"half")
+    for path in (run.store, run.capture(1), run.rank_stacks(0), run.ending(0), tmp_path / ".checkpoint.pt.aside"):
+        path.write_text("begun")
+    for path in (run.records(0), run.checkpoint, tmp_path / ".hidden"):
+        path.write_text("kept")
+    assert len(list(tmp_path.iterdir())) == 9
+    run.tidy()
+    assert {path.name for path in tmp_path.iterdir()} == {run.records(0).name, run.checkpoint.name, ".hidden"}
 
 
 def test_two_jobs_of_one_folder_are_refused_before_any_rank_starts(tmp_path, monkeypatch):
