@@ -392,13 +392,6 @@ def test_ranks_that_wait_for_each_other_are_said_to() -> None:
     )
 
 
-def test_a_launch_that_is_not_steady_is_said_to_be() -> None:
-    climbing = (1.0, 1.0, 1.0, 1.0, 1.2, 1.2, 1.2, 1.2)
-    baseline = [launch(1.1), launch(climbing, pair=1)]
-    verdict = performance.compare(baseline, arm("job 1", [1.1, 1.1]))
-    assert "job 0 is not steady in 1 of 2 launches: the last quarter's steps take 1.20 times the first's." in verdict.sentences
-
-
 def test_recorded_extra_work_is_found() -> None:
     verdict = performance.compare(recorded(MORE_WORK, "a"), recorded(MORE_WORK, "c"))
     assert verdict.verdict == "slower"

@@ -13,8 +13,8 @@ from harness.compare.correctness import judge
 from harness.compress import WIRE, comm_hook
 from harness.errors import ConfigError
 from harness.plan import Ddp, RunPlan
-from harness.report import table as tables
 from harness.report.build import may_pair, sweep_report
+from harness.report.notes import compressed, notes
 from harness.rundir import RunDir
 from harness.trials import groups
 from tests.reports import MACHINE, job_of, plan_of
@@ -116,10 +116,10 @@ def test_jobs_that_differ_in_how_gradients_are_reduced_are_compared():
 
 def test_jobs_with_compressed_gradients_are_named():
     jobs = [job_of(n, nprocs=2, ddp=Ddp(comm_hook=hook)) for n, hook in enumerate(("none", "fp16", "fp16", "powersgd"))]
-    said = [line for line in tables.notes(sweep_report("f", jobs, MACHINE)) if "compressed" in line]
+    said = [line for line in notes(sweep_report("f", jobs, MACHINE)) if "compressed" in line]
     assert [line.partition(": g")[0] for line in said] == ["job 1-2: ddp.comm_hook=fp16", "job 3: ddp.comm_hook=powersgd"]
     alone = dataclasses.replace(jobs[1], plan=dataclasses.replace(jobs[1].plan, nprocs=1))
-    assert tables.compressed([alone]) == []
+    assert compressed([alone]) == []
 
 
 def test_without_a_compiler_compiling_is_refused_by_name(monkeypatch):

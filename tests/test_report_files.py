@@ -2,18 +2,22 @@ import dataclasses
 import json
 import re
 import time
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from harness.compare.correctness import Verdict
 from harness.report.folder import read_sweep
 from harness.report.html import Html, sweep_html
 from harness.report.jsonfile import Json
 from harness.report.junit import Junit, sweep_junit
 from harness.report.markdown import Markdown, sweep_markdown
 from harness.report.pictures import Pictures, read_pictures
+from harness.report.rungs import MOST_LADDERS, ladders
+from harness.report.sweep_report import SweepReport
 from tests.reports import (
     GREEN,
     RED,
@@ -21,6 +25,7 @@ from tests.reports import (
     failed_result,
     four_jobs,
     hundred_jobs,
+    job_of,
     recorded,
     with_verdict,
     written,
@@ -101,7 +106,7 @@ def drawn_folder(sweep):
 
 def test_the_table_is_in_the_page(drawn):
     page = Page(sweep_html(drawn))
-    assert page.rows == 5
+    assert page.rows == 5 + sum(1 + len(ladder.table.rows) for ladder in ladders(drawn)[0])
     assert "identical to job 0" in page.texts and "equal to 1 process: 11 of 11 checks" in page.texts
     assert "2.13.0+cpu" in page.texts
 
@@ -112,6 +117,37 @@ def test_what_failed_is_in_the_page_and_cannot_break_it():
     assert "gradients differ &lt;b&gt;a|b&lt;/b&gt;" in text and "<b>a" not in text
     assert "Traceback" in text and "bad &lt;batch&gt; &amp;" in text
     assert "FAILED R4" in text
+
+
+def test_every_check_stands_in_page_and_markdown_with_its_bound_and_whose_or_why_it_was_not_run(drawn):
+    html, markdown = sweep_html(drawn), sweep_markdown(drawn)
+    for rung in drawn.jobs[1].correctness.rungs:
+        assert rung.title in html and f"| {rung.name} | {rung.title} | {rung.status} |" in markdown
+        assert escape(rung.detail) in html
+    reduction = next(rung for rung in drawn.jobs[1].correctness.rungs if rung.name == "R4")
+    assert f"| R4 | reduction | passed | {reduction.quantity:.3g} | 1 | theorem | " in markdown
+    assert any(rung.status == "not checked" for rung in drawn.jobs[1].correctness.rungs)
+
+
+def test_jobs_with_the_same_checks_share_a_table_that_holds_their_worst_numbers():
+    sweep = four_jobs("f")
+    green = dataclasses.replace(GREEN, name="R4", quantity=0.25, threshold=1, origin="theorem")
+    for number, quantity in ((0, 0.25), (1, 0.5), (3, 0.125)):
+        sweep = changed(sweep, number, correctness=Verdict((GREEN, dataclasses.replace(green, quantity=quantity))))
+    red, shared = ladders(changed(sweep, 2, correctness=Verdict((GREEN, RED))))[0]
+    assert (red.is_red, shared.is_red, shared.title) == (True, False, "Job 0-1, 3: not proven: 2 of 2 checks")
+    assert shared.table.column("seen") == ["", "0.5"] and shared.table.column("threshold") == ["equal", "1"]
+    assert red.table.rows[1][-1] == "gradients differ <b>a|b</b> at step 3, rank 1, tensor fc.weight"
+    page = sweep_html(changed(sweep, 2, correctness=Verdict((GREEN, RED))))
+    assert page.count('<details class="rungs" open>') == page.count('<details class="rungs">') == 1
+
+
+def test_of_many_different_ladders_the_first_are_shown_and_the_rest_is_counted():
+    jobs = [dataclasses.replace(job_of(n), correctness=Verdict((RED,))) for n in range(MOST_LADDERS + 3)]
+    found, rest = ladders(SweepReport("f", tuple(jobs)))
+    assert (
+        len(found) == MOST_LADDERS and rest.startswith("Of 3 more jobs") and rest in sweep_html(SweepReport("f", tuple(jobs)))
+    )
 
 
 def test_settings_cannot_break_the_page_or_the_markdown():
@@ -129,7 +165,7 @@ def test_a_page_without_pictures_says_how_to_get_them():
 
 def test_markdown_has_the_table_and_relative_pictures(drawn):
     text = sweep_markdown(drawn)
-    rows = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("|")]
     assert len(rows) == 6 and len({row.count("|") for row in rows}) == 1
     assert "](pictures/loss.png)" in text and "---:" in rows[1]
 
@@ -181,7 +217,7 @@ def test_a_sweep_of_100_jobs_is_reported_at_once_and_reads_well(tmp_path):
     text = (tmp_path / "sweep" / "report.html").read_text()
     assert len(text) < 2_000_000
     page = Page(text)
-    assert page.rows == 101
+    assert page.rows == 101 + 3
     assert "100 jobs, 1 failed, 1 with a red verdict." in page.texts
     assert 'class="wide long"' in text
     assert {picture.name for picture in read_pictures(tmp_path / "sweep")} >= {"loss", "start-up", "step-times", "scaling"}

@@ -136,6 +136,13 @@ def test_the_table_is_there_as_text_and_pictures_as_images(sweep):
     assert image.encoded_image_string.startswith(b"\x89PNG") and image.width > 500 and image.height > 200
 
 
+def test_every_check_is_there_as_text(sweep):
+    run = events(RunDir(sweep.folder).path)
+    tags = [tag for tag in run.Tags()["tensors"] if tag.startswith("every check/")]
+    texts = [run.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in tags]
+    assert tags[0] == "every check/Job 0" and all("| R5 | update | passed |  | equal | bits |" in text for text in texts)
+
+
 def test_a_failed_check_is_localised_in_text(tmp_path):
     sweep = four_jobs(str(tmp_path / "sweep"))
     red = with_verdict(sweep.jobs[1], GREEN, RED)

@@ -7,6 +7,7 @@ from rich.console import Console
 from harness.plan import Ddp
 from harness.report import table as tables
 from harness.report.build import sweep_report
+from harness.report.notes import how_sure, notes, unsteady
 from harness.report.terminal import Terminal, report_lines
 from harness.report.text import both_ends, flow, shortened
 from harness.rundir import RunDir
@@ -110,7 +111,7 @@ def test_start_up_is_claimed_beside_the_speed_and_how_sure_that_is():
     table = tables.sweep_table(sweep)
     assert table.column("start") == ["", "2.49x slower"]
     assert table.column("speed") == ["baseline", "equivalent +-10%"]
-    assert "job 1 against job 0, first step: 2.49x slower (95 % interval 2.49 to 2.49, 6 pairs)." in tables.notes(sweep)
+    assert "job 1 against job 0, first step: 2.49x slower (95 % interval 2.49 to 2.49, 6 pairs)." in notes(sweep)
     assert "start" not in tables.sweep_table(four_jobs("f")).columns
     unknown = dataclasses.replace(sweep.jobs[1], start=None)
     assert tables.start_cell(unknown) == ""
@@ -122,7 +123,7 @@ def test_launchers_are_told_apart_at_each_number_of_ranks():
     sweep = sweep_report("f", [with_trials(job_of(n, m, r), factors[n], order=4) for n, m, r in made], MACHINE)
     assert [job.rival for job in sweep.jobs] == [None, 0, None, 2]
     assert [job.baseline for job in sweep.jobs] == [0, 0, 0, 0]
-    assert any(line.startswith("job 3 against job 2, step: 1.50x slower") for line in tables.notes(sweep))
+    assert any(line.startswith("job 3 against job 2, step: 1.50x slower") for line in notes(sweep))
 
 
 def test_scaling_is_said_in_two_factors_or_what_is_missing():
@@ -149,13 +150,37 @@ def test_scaling_is_said_in_two_factors_or_what_is_missing():
     assert "95 % interval" in several[0] and "6 triples" in several[0]
 
 
+def test_what_a_speed_rests_on_is_said_in_full_and_one_launch_says_how_many_pairs_it_would_take():
+    sweep = four_jobs("f")
+    sure = how_sure(sweep)
+    assert [line.partition(",")[0] for line in sure] == [f"job {n} against job 0" for n in (1, 2, 3)]
+    needed = max(job.speed.needed_pairs for job in sweep.jobs[1:])
+    assert all("if launches vary as much as steps do, " in line and " against job 0 10." in line for line in sure)
+    assert any(f"compare.pairs={needed} would settle 10 %." in line for line in notes(sweep))
+    jobs = [with_trials(job_of(0, "spawn", 2), 1.0), with_trials(job_of(1, "launch", 2), 1.5)]
+    first, start = how_sure(sweep_report("f", jobs, MACHINE))
+    assert first.startswith("job 1 against job 0, step: 1.50x slower (95 % interval")
+    assert start.startswith("job 1 against job 0, first step: ")
+
+
+def test_a_job_that_is_not_steady_is_said_to_be_with_and_without_a_comparison():
+    def drifting(job, factor):
+        late = [dataclasses.replace(s, seconds=s.seconds * (factor if s.step >= 9 else 1)) for s in job.result.ranks[0].steps]
+        ranks = (dataclasses.replace(job.result.ranks[0], steps=tuple(late)), *job.result.ranks[1:])
+        return dataclasses.replace(job, result=dataclasses.replace(job.result, ranks=ranks))
+
+    (alone,) = (line for line in notes(sweep_report("f", [drifting(job_of(0), 2.0)], MACHINE)) if "steady" in line)
+    assert alone.startswith("The step time is not steady in job 0: the last quarter's steps take 2.0")
+    (two,) = unsteady([drifting(job_of(0), 0.7), job_of(1), drifting(job_of(2), 2.0)])
+    assert two.startswith("The step time is not steady in job 0, 2: ") and two.endswith("as long as the first's (job 2).")
+    assert unsteady(four_jobs("f").jobs) == []
+
+
 def test_a_job_held_against_itself_tells_what_the_machine_can_tell_apart():
-    said = [
-        line for line in tables.notes(sweep_report("f", [with_trials(job_of(0), 1.0, aa=True)], MACHINE)) if "itself" in line
-    ]
+    said = [line for line in notes(sweep_report("f", [with_trials(job_of(0), 1.0, aa=True)], MACHINE)) if "itself" in line]
     assert [line.partition(":")[0] for line in said] == ["job 0 against itself, step", "job 0 against itself, first step"]
     assert "this machine tells ratios from 1.0" in said[0] and said[0].endswith("3 pairs.")
-    assert not any("itself" in line for line in tables.notes(sweep_report("f", [with_trials(job_of(0), 1.0)], MACHINE)))
+    assert not any("itself" in line for line in notes(sweep_report("f", [with_trials(job_of(0), 1.0)], MACHINE)))
 
 
 def test_a_table_of_one_job_has_no_column_for_speed():

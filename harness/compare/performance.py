@@ -257,7 +257,6 @@ def _notes(found: _Evidence) -> list[str]:
         notes.append(_own_spreads(found.clean[0], found.quantity))
     if found.quantity == "throughput" and found.clean:
         notes.append(_on_adjustment(found))
-        notes += [note for arm in zip(*found.clean, strict=True) if (note := _on_steadiness(arm))]
     return notes
 
 
@@ -281,15 +280,6 @@ def _on_adjustment(found: _Evidence) -> str:
     asked = f"{plural(crowded.nprocs, 'rank')} with {plural(max(1, crowded.threads), 'thread')} each"
     cores = plural(crowded.cores or 0, "core")
     return f"{crowded.arm} runs {asked} on {cores}: its run-delay is its own, none is subtracted."
-
-
-def _on_steadiness(arm: Sequence[Launch]) -> str:
-    found = [steady for launch in arm if (steady := stats.steadiness(launch.step_s)) and not steady.steady]
-    if not found:
-        return ""
-    factor = stats.median([steady.last / steady.first for steady in found])
-    counted = f"{len(found)} of {len(arm)} launches"
-    return f"{arm[0].arm} is not steady in {counted}: the last quarter's steps take {factor:.2f} times the first's."
 
 
 # What this machine can tell apart

@@ -13,6 +13,7 @@ from harness.errors import NotComparable
 from harness.report import table as tables
 from harness.report.arms import launch_of, trials_of, work
 from harness.report.build import digests
+from harness.report.notes import disturbed
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import Table
 
@@ -124,7 +125,7 @@ def machine_notes(baseline: SweepReport, sweep: SweepReport) -> list[str]:
 
 
 def _notes(pairs: list[Pair]) -> list[str]:
-    disturbed = tables.disturbed(dataclasses.replace(pair.job, speed=pair.speed) for pair in pairs)
+    busy = disturbed(dataclasses.replace(pair.job, speed=pair.speed) for pair in pairs)
     counts = {pair.speed.pairs for pair in pairs if pair.speed is not None}
     single = ["* No claim of speed: one launch each says nothing beyond its own spread."] if 1 in counts else []
     several = (
@@ -132,7 +133,7 @@ def _notes(pairs: list[Pair]) -> list[str]:
         if max(counts, default=0) > 1
         else []
     )
-    return disturbed + single + several
+    return busy + single + several
 
 
 def against_table(comparison: Against, short: bool = False) -> Table:

@@ -9,7 +9,9 @@ from pathlib import Path
 from harness.report import table as tables
 from harness.report.bandwidth import bandwidth_table
 from harness.report.markdown import summary
+from harness.report.notes import causes, how_sure, notes
 from harness.report.pictures import Picture, read_pictures
+from harness.report.rungs import Ladder, ladders
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import Table
 from harness.rundir import write_whole
@@ -33,6 +35,7 @@ thead th { position: sticky; top: 0; background: var(--band); } .num { text-alig
 th:first-child, td:first-child { position: sticky; left: 0; background: var(--band); }
 thead th:first-child { z-index: 1; }
 tbody tr:last-child td { border-bottom: 0; } .failed td, .red td { color: var(--bad); font-weight: 600; }
+.rungs td:last-child { white-space: normal; min-width: 24rem; }
 figure { margin: 0; } figure svg { display: block; width: 100%; min-width: 34rem; height: auto; }
 figcaption { color: var(--soft); font-size: .9rem; overflow-wrap: anywhere; }
 details { margin: .5rem 0; } summary { cursor: pointer; }
@@ -74,12 +77,13 @@ def sweep_html(sweep: SweepReport) -> str:
         f"<title>Sweep {escape(name)}</title><style>{STYLE}</style></head><body>",
         f"<header><h1>Sweep {escape(name)}</h1><p>{escape(summary(sweep))}</p>",
         f'<p class="soft">{escape(sweep.folder)}</p>',
-        _contents(pictures),
+        _contents(sweep, pictures),
         "</header><main>",
-        _section("jobs", "Jobs", table_html(tables.any_table(sweep)) + _sentences(tables.notes(sweep))),
+        _section("jobs", "Jobs", table_html(tables.any_table(sweep)) + _sentences(notes(sweep)) + _how_sure(sweep)),
         *_bandwidth(sweep),
         *_failures(sweep),
         *_verdicts(sweep),
+        *_checks(sweep),
         *(_section(picture.name, picture.title, _figure(picture)) for picture in pictures),
         "" if pictures else _without_pictures(sweep),
         _section("machine", "Machine", _pairs(sweep.machine.items())),
@@ -105,8 +109,9 @@ def _number(cell: str) -> str:
     return escape(cell).replace("+-", "±")
 
 
-def _contents(pictures: Sequence[Picture]) -> str:
-    links = [("jobs", "Jobs"), *((picture.name, picture.title) for picture in pictures), ("machine", "Machine")]
+def _contents(sweep: SweepReport, pictures: Sequence[Picture]) -> str:
+    checks = [("rungs", "Every check")] if any(job.correctness for job in sweep.jobs) else []
+    links = [("jobs", "Jobs"), *checks, *((picture.name, picture.title) for picture in pictures), ("machine", "Machine")]
     written = "".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title in links)
     return f"<nav>{written}</nav>"
 
@@ -117,6 +122,11 @@ def _section(anchor: str, title: str, body: str) -> str:
 
 def _sentences(sentences: Iterable[str]) -> str:
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+
+
+def _how_sure(sweep: SweepReport) -> str:
+    sure = how_sure(sweep)
+    return f"<details><summary>How sure the speeds are</summary>{_sentences(sure)}</details>" if sure else ""
 
 
 def _bandwidth(sweep: SweepReport) -> list[str]:
@@ -137,7 +147,7 @@ def _failure(job: JobReport) -> str:
 
 
 def _verdicts(sweep: SweepReport) -> list[str]:
-    """Return a section on red verdicts, with every check of those jobs."""
+    """Return a section on red verdicts."""
     red = [job for job in sweep.jobs if job.correctness is not None and job.correctness.failed is not None]
     return [_section("verdicts", "Red verdicts", "".join(map(_verdict, red)))] if red else []
 
@@ -146,12 +156,22 @@ def _verdict(job: JobReport) -> str:
     assert job.correctness is not None and job.correctness.failed is not None
     failed = job.correctness.failed
     where = _pairs((name, str(value)) for name, value in (failed.where or {}).items())
-    checks = [(f"{rung.name} {rung.title}", f"{rung.status}. {rung.detail}") for rung in job.correctness.rungs]
     return (
         f"<p><strong>Job {job.plan.job}: FAILED {escape(failed.name)} ({escape(failed.title)}).</strong> "
-        f"{escape(failed.detail + tables.causes(failed))}</p>{where}"
-        f"<details><summary>All checks</summary>{_pairs(checks)}</details>"
+        f"{escape(failed.detail + causes(failed))}</p>{where}"
     )
+
+
+def _checks(sweep: SweepReport) -> list[str]:
+    """Return a section with every check of the verified jobs, folded unless one is red."""
+    found, rest = ladders(sweep)
+    body = "".join(map(_ladder, found)) + _sentences(filter(None, [rest]))
+    return [_section("rungs", "Every check", body)] if found else []
+
+
+def _ladder(ladder: Ladder) -> str:
+    opened = " open" if ladder.is_red else ""
+    return f'<details class="rungs"{opened}><summary>{escape(ladder.title)}</summary>{table_html(ladder.table)}</details>'
 
 
 def _figure(picture: Picture) -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 from harness.compare.correctness import Rung
 from harness.report import table as tables
 from harness.report.bandwidth import bandwidth_table
+from harness.report.notes import causes, failures, how_sure, notes
 from harness.report.pictures import read_pictures
+from harness.report.rungs import ladders
 from harness.report.sweep_report import SweepReport
 from harness.report.table import Table
 from harness.rundir import write_whole
@@ -28,15 +30,25 @@ def sweep_markdown(sweep: SweepReport) -> str:
     parts.append(table_markdown(tables.any_table(sweep)))
     bandwidth = bandwidth_table(sweep)
     parts += ["## All-reduce by message size", table_markdown(bandwidth)] if bandwidth else []
-    parts += ["\n".join(f"- {_escaped(note)}" for note in tables.notes(sweep))]
-    failed = tables.failures(sweep)
+    parts += ["\n".join(f"- {_escaped(note)}" for note in notes(sweep))]
+    sure = how_sure(sweep)
+    parts += ["## How sure the speeds are", "\n".join(f"- {_escaped(line)}" for line in sure)] if sure else []
+    failed = failures(sweep)
     parts += ["## Failed jobs", "\n".join(f"- {_escaped(line)}" for line in failed)] if failed else []
     for check in failed_checks(sweep):
         parts += [f"## Job {check.job}: failed check", check.text]
+    parts += _checks(sweep)
     for picture in read_pictures(Path(sweep.folder)):
         parts += [f"## {picture.title}", f"![{_escaped(picture.alt)}]({picture.png.relative_to(sweep.folder)})"]
     parts += ["## Machine", "\n".join(f"- {name}: {_escaped(value)}" for name, value in sweep.machine.items())]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _checks(sweep: SweepReport) -> list[str]:
+    """Return every check of the verified jobs, with its bound or the reason why it was left out."""
+    found, rest = ladders(sweep)
+    parts = [part for ladder in found for part in (f"### {_escaped(ladder.title)}", table_markdown(ladder.table))]
+    return ["## Every check", *parts, rest] if found else []
 
 
 def summary(sweep: SweepReport) -> str:
@@ -79,7 +91,7 @@ def _localised(rung: Rung) -> str:
     if rung.threshold is not None:
         rows.append(("may be at most", f"{rung.threshold:.6g} ({rung.origin})"))
     lines = [f"| {_escaped(name)} | {_escaped(value)} |" for name, value in rows]
-    return "\n".join(["| | |", "|---|---|", *lines, "", _escaped(rung.detail + tables.causes(rung))]).rstrip()
+    return "\n".join(["| | |", "|---|---|", *lines, "", _escaped(rung.detail + causes(rung))]).rstrip()
 
 
 def _escaped(text: str) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
 from harness import stats
-from harness.compare.correctness import Rung
 from harness.compare.performance import PerformanceVerdict
 from harness.plan import RunPlan
 from harness.report.sweep_report import JobReport, SweepReport
@@ -299,76 +298,7 @@ def _is_number(text: str) -> bool:
     return True
 
 
-# Sentences beside it
-
-
-def notes(sweep: SweepReport) -> list[str]:
-    """Return what a reader must know beside the table, a sentence each."""
-    found = [f"{said}." for job in sweep.jobs for said in (*_undecided(job), *_of_rival(job), *_resolved(job))]
-    found += disturbed(sweep.jobs) + compressed(sweep.jobs)
-    found += [f"job {job.plan.job}: {said}" for job in sweep.jobs for said in sweep.remarks.get(job.plan.job, ())]
-    if any(job.speed is not None and job.speed.pairs == 1 for job in sweep.jobs):
-        found.append("* No claim of speed: one launch per job says nothing beyond its own spread.")
-    return found + [f"job {job.plan.job}: {_why_red(job)}" for job in sweep.jobs if state(job) == "red"]
-
-
-def _undecided(job: JobReport) -> tuple[str, ...]:
-    """Return why a comparison of several launches came to nothing."""
-    if job.speed is None or job.speed.pairs < 2 or job.speed.verdict != "inconclusive":
-        return ()
-    return (f"job {job.plan.job}: {job.speed.sentences[0]}",)
-
-
-def _of_rival(job: JobReport) -> list[str]:
-    """Return what is claimed against the rival, and how sure that is."""
-    named = f"job {job.plan.job} against job {job.rival}"
-    pace = [f"{named}, step: {job.pace.sentences[0]}"] if job.pace is not None and job.rival != job.baseline else []
-    return [*pace, *([f"{named}, first step: {job.start.sentences[0]}"] if job.start is not None else [])]
-
-
-def _resolved(job: JobReport) -> list[str]:
-    """Return what a job that was held against itself says of the machine."""
-    names = {"throughput": "step", "start": "first step"}
-    return [f"job {job.plan.job} against itself, {names[one.quantity]}: {one.sentence}" for one in job.resolutions]
-
-
-def disturbed(jobs: Iterable[JobReport]) -> list[str]:
-    """Return a sentence on launches that were left out because the machine was busy with something else."""
-    found = [reason for job in jobs if job.speed for pair in job.speed.contaminated.values() for reason in pair]
-    if not found:
-        return []
-    arms = dict.fromkeys(reason.partition(":")[0] for reason in found)
-    numbers = [arm.removeprefix("job ") for arm in arms]
-    named = f"job {ranges([int(n) for n in numbers])}" if all(n.isdigit() for n in numbers) else " and ".join(arms)
-    return [f"The machine was disturbed during {named} (such as {found[0]}): speeds that rest on that are not compared."]
-
-
-def compressed(jobs: Iterable[JobReport]) -> list[str]:
-    """Return which jobs train something else than one process does, because their settings ask for it."""
-    hooks: dict[str, list[int]] = {}
-    for job in jobs:
-        if job.plan.train is not None and job.plan.train.ddp.comm_hook != "none" and job.plan.nprocs > 1:
-            hooks.setdefault(job.plan.train.ddp.comm_hook, []).append(job.plan.job)
-    what = "gradients travel compressed, so the training is not that of one process; what was checked is the rest"
-    return [f"job {ranges(numbers)}: ddp.comm_hook={hook}: {what}." for hook, numbers in hooks.items()]
-
-
-def _why_red(job: JobReport) -> str:
-    assert job.correctness is not None and job.correctness.failed is not None
-    rung = job.correctness.failed
-    where = ", ".join(f"{name} {value}" for name, value in (rung.where or {}).items())
-    return f"FAILED {rung.name} ({rung.title}){f' at {where}' if where else ''}: {rung.detail}{causes(rung)}"
-
-
-def causes(rung: Rung) -> str:
-    """Return what usually causes a red rung, as a sentence with a space before it."""
-    found = getattr(rung, "causes", "")
-    return f" Usual causes: {found if isinstance(found, str) else '; '.join(found)}" if found else ""
-
-
-def failures(sweep: SweepReport) -> list[str]:
-    """Return a line for each job that failed."""
-    return [f"job {job.plan.job} failed: {job.result.message}" for job in sweep.jobs if job.result.status != "ok"]
+# Its columns, turned round
 
 
 def grouped_by_cell(table: Table, name: str) -> list[tuple[str, str]]:

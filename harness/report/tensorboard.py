@@ -25,6 +25,7 @@ from harness.report import table as tables
 from harness.report.events import EventFile, clear
 from harness.report.markdown import failed_checks, table_markdown
 from harness.report.pictures import read_pictures
+from harness.report.rungs import ladders
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import Labelled
 
@@ -256,6 +257,8 @@ def _write_sweep(sweep: SweepReport) -> None:
     file.text("verdicts", table_markdown(tables.sweep_table(sweep)), now)
     for sentence in failed_checks(sweep):
         file.text(f"failed checks/job {sentence.job}", sentence.text, now)
+    for ladder in ladders(sweep)[0]:
+        file.text(f"every check/{ladder.title.partition(':')[0]}", table_markdown(ladder.table), now)
     for picture in read_pictures(Path(sweep.folder)):
         png = picture.png.read_bytes()
         file.picture(f"pictures/{picture.title}", png, png_size(png), now)

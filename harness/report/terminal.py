@@ -16,6 +16,7 @@ from rich.text import Text
 from harness.record import ratio
 from harness.report import table as tables
 from harness.report.bandwidth import bandwidth_table
+from harness.report.notes import failures, notes
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.text import Line, both_ends, flow, paragraph, table_lines
 
@@ -137,8 +138,8 @@ def report_lines(sweep: SweepReport, width: int, name_failures: bool = True) -> 
     lines: list[Line] = [("", "ok"), *table_lines(lambda short: tables.sweep_table(sweep, short), width)]
     bandwidth = bandwidth_table(sweep)
     lines += [("", "ok"), *table_lines(lambda short: bandwidth, width)] if bandwidth else []
-    failed = tables.failures(sweep) if name_failures else []
-    for sentences, state in ((tables.notes(sweep), "note"), (failed, "failed")):
+    failed = failures(sweep) if name_failures else []
+    for sentences, state in ((notes(sweep), "note"), (failed, "failed")):
         lines += [(line, state) for sentence in sentences for line in paragraph(sentence, width)]
     return [*lines, *((line, "ok") for line in closing(sweep, width))]
 
