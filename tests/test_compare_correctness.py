@@ -192,7 +192,7 @@ def test_a_correct_run_is_green(n):
     assert {rung.status for rung in verdict.rungs} == {"passed"}
     assert verdict.failed is None and verdict.is_proof
     assert verdict.label == "equal to 1 process: 13 of 13 checks"
-    assert verdict.sentences() == [] and verdict.notes() == []
+    assert verdict.sentences() == []
     assert all(rung.detail and rung.title for rung in verdict.rungs)
 
 
@@ -1086,9 +1086,9 @@ def test_a_stage_is_named_where_the_rung_has_several():
 
 
 def test_what_was_not_checked_in_words():
-    assert judge(green(tier="quick")).notes() == [
+    assert of(judge(green(tier="quick")), "R7").sentence() == (
         "R7 (mathematics) was not checked: compare=quick leaves it out, compare=full runs it."
-    ]
+    )
     assert of(judge(green(2)), "R6").sentence() == (
         "R6 (ranks) is green: states, lr, gradients of 2 ranks are equal in bits at steps 0, 1, 2."
     )

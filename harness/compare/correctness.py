@@ -72,10 +72,6 @@ class Verdict:
         others = [f"{rung.name} ({rung.title})" for rung in self.rungs if rung.status == "failed" and rung is not first]
         return [first.sentence(), *([f"Also red, and probably for the same reason: {', '.join(others)}."] if others else [])]
 
-    def notes(self) -> list[str]:
-        """Return a sentence for each rung that was not checked, with its reason."""
-        return [rung.sentence() for rung in self.rungs if rung.status == "not checked"]
-
     def joined_by(self, *others: Rung) -> Verdict:
         """Return this verdict with rungs that came from elsewhere (R10, R12, R13), in the ladder's order.
 
