@@ -10,6 +10,7 @@ import pytest
 from harness.compare.__main__ import main
 from harness.errors import ConfigError, NotComparable
 from harness.machine import machine_facts
+from harness.plan import Ddp
 from harness.report import table as tables
 from harness.report.against import against, against_table
 from harness.report.arms import launch_of
@@ -212,6 +213,16 @@ def test_jobs_are_matched_by_settings_and_not_by_number():
     before = sweep_report("a", [job_of(0, "launch", 2), job_of(1, "spawn", 1)], MACHINE)
     now = sweep_report("b", [job_of(0, "spawn", 1), job_of(1, "launch", 2)], MACHINE)
     assert [(p.job.plan.job, p.before.plan.job) for p in against(before, now).pairs] == [(0, 1), (1, 0)]
+
+
+def test_jobs_that_differ_in_how_they_compute_are_told_apart_and_in_how_they_are_watched_are_not():
+    buckets = [job_of(n, nprocs=2, ddp=Ddp(bucket_cap_mb=size)) for n, size in enumerate((25.0, 1.0))]
+    before, now = sweep_report("a", buckets, MACHINE), sweep_report("b", buckets, MACHINE)
+    assert [(p.job.plan.job, p.before.plan.job) for p in against(before, now).pairs] == [(0, 0), (1, 1)]
+    for name, value in {"compile": True, "num_workers": 2, "deterministic": False}.items():
+        with pytest.raises(NotComparable, match=f"{name} is {value} against"):
+            against(before, sweep_report("b", [job_of(0, nprocs=2, **{name: value})], MACHINE))
+    assert len(against(before, sweep_report("b", [job_of(0, nprocs=2, log_every=1, compare="full")], MACHINE)).pairs) == 1
 
 
 def test_what_cannot_be_compared_is_refused_with_both_values():

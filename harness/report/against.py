@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.compare.chains import OBSERVING
 from harness.compare.launches import Launch
 from harness.compare.performance import PerformanceVerdict, compare
 from harness.errors import NotComparable
 from harness.report import table as tables
-from harness.report.arms import launch_of, trials_of, work
+from harness.report.arms import launch_of, trials_of
 from harness.report.build import digests
 from harness.report.notes import disturbed
 from harness.report.sweep_report import JobReport, SweepReport
@@ -64,10 +65,12 @@ def _has_steps(job: JobReport) -> bool:
 
 
 def _conditions(job: JobReport) -> dict[str, Any]:
-    """Return the settings that must be equal, by the name that the user knows."""
+    """Return the settings that must be equal, by the name that the user knows: all but those of watching."""
     plan = job.plan
+    trained = dataclasses.asdict(plan.train) if plan.train else {}
     started = {"launcher": tables.settings(job)["launcher"], "nprocs": plan.nprocs, "threads": plan.threads}
-    return {**started, "backend": plan.backend, "device": plan.device, **(work(job) if plan.train else {})}
+    machine = {"backend": plan.backend, "device": plan.device}
+    return {**started, **machine, **{name: value for name, value in trained.items() if name not in OBSERVING}}
 
 
 def _refusal(job: JobReport, earlier: list[JobReport], baseline: SweepReport) -> str:
