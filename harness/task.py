@@ -42,6 +42,7 @@ def run_task(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder)
 def _run_call(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> None:
     """Call the pickled function and keep what it returns, which is what its caller wants."""
     if who.rank > 0:
+        forward_records(record)
         forward_warnings(record)
     load_main(plan.task)
     function, arguments = pickle.loads(run.call.read_bytes())
@@ -62,6 +63,7 @@ def _run_call(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder
 def _run_script(plan: RunPlan, who: RankEnvironment, record: Recorder) -> None:
     """Run a script, or a module as a script, to its end; ``sys.exit(0)`` is an end like any other."""
     if who.rank > 0:
+        forward_records(record)
         forward_warnings(record)
     try:
         if plan.task.kind == "module":
@@ -97,6 +99,7 @@ def _run_hydra(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorde
     configure_log(configs["hydra"].hydra.job_logging, hydra.verbose)
     if who.rank > 0:
         forward_logs(record)
+        forward_warnings(record, who.rank)
     function = find_function(plan.task)
     record.mark("task loaded")
     return function(configs["task"])
@@ -255,9 +258,9 @@ def forward_logs(record: Recorder) -> None:
                 logger.addHandler(_Forward(handler, record))
 
 
-def forward_warnings(record: Recorder) -> None:
-    """Let the parent's console show this rank's warnings, and its log records from WARNING on, whatever the script logs to."""
-    make, show = logging.getLogRecordFactory(), warnings.showwarning
+def forward_records(record: Recorder) -> None:
+    """Let the parent's console show this rank's log records from WARNING on, whatever the script logs to."""
+    make = logging.getLogRecordFactory()
 
     def make_and_forward(*args: Any, **kwargs: Any) -> logging.LogRecord:
         made = make(*args, **kwargs)
@@ -265,11 +268,22 @@ def forward_warnings(record: Recorder) -> None:
             record.log(made.levelname, made.getMessage())
         return made
 
+    logging.setLogRecordFactory(make_and_forward)
+
+
+def forward_warnings(record: Recorder, rank: int | None = None) -> None:
+    """Let the parent's console show this rank's warnings.
+
+    Args:
+        rank: This rank's number, where the parent shows what it gets word for word; None where it adds that itself.
+    """
+    show = warnings.showwarning
+
     def show_and_forward(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
-        record.log(category.__name__, str(message))
+        kind = category.__name__
+        record.log(kind, str(message) if rank is None else f"[rank {rank}] {kind}: {message}")
         show(message, category, *rest, **named)
 
-    logging.setLogRecordFactory(make_and_forward)
     warnings.showwarning = show_and_forward
 
 

@@ -281,6 +281,15 @@ def test_job_logging_overrides_are_respected(group: str, tmp_path: Path) -> None
     assert "printed by 0" in done.stdout and not list((tmp_path / "out").rglob("small.log"))
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_each_ranks_warnings_are_shown_once(method: str, tmp_path: Path) -> None:
+    app = small(tmp_path, "import warnings; warnings.warn(f'from rank {os.environ[\"RANK\"]}')")
+    done = run(tmp_path, app, *with_launcher(method), "hydra.sweep.dir=out")
+    screen = done.stdout + done.stderr
+    assert done.returncode == 0 and screen.count("UserWarning: from rank 0") == 1, screen
+    assert screen.count("[rank 1] UserWarning: from rank 1") == (method != "inline"), screen
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
