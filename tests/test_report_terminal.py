@@ -1,9 +1,11 @@
 import dataclasses
 import io
+import math
 
 import pytest
 from rich.console import Console
 
+from harness.faults.table import FAULTS
 from harness.plan import Ddp
 from harness.report import table as tables
 from harness.report.build import sweep_report
@@ -27,6 +29,7 @@ from tests.reports import (
 )  # fmt: skip
 
 WIDTHS = range(60, 201)
+FOLDER = "outputs/2026-11-30/04-34-01"
 
 
 def texts(sweep, width):
@@ -35,7 +38,7 @@ def texts(sweep, width):
 
 def wide():
     """Return a sweep whose settings have long names and values."""
-    sweep = four_jobs("outputs/a/b")
+    sweep = four_jobs(FOLDER)
     long = "recipe.some_setting_with_a_long_name"
     jobs = [dataclasses.replace(job, overrides=(f"{long}={job.plan.job * 10**9}{'x' * 70}",)) for job in sweep.jobs]
     return dataclasses.replace(sweep, jobs=tuple(jobs))
@@ -43,17 +46,17 @@ def wide():
 
 def mixed():
     """Return a sweep with everything that has a sentence of its own."""
-    sweep = changed(four_jobs("outputs/a/b"), 3, result=failed_result())
+    sweep = changed(four_jobs(FOLDER), 3, result=failed_result())
     red = with_verdict(sweep.jobs[1], GREEN, RED)
     return changed(sweep, 1, correctness=red.correctness)
 
 
-@pytest.mark.parametrize("make", [lambda: four_jobs("outputs/a/b"), wide, mixed, lambda: hundred_jobs("outputs/a/b")])
+@pytest.mark.parametrize("make", [lambda: four_jobs(FOLDER), wide, mixed, lambda: hundred_jobs(FOLDER)])
 def test_no_line_is_wider_than_the_terminal(make):
     sweep = make()
     for width in WIDTHS:
         # A word such as a path is never broken; none here is longer than 60 - 2.
-        long = [line for line in texts(sweep, width) if len(line) > width and "python -m" not in line]
+        long = [line for line in texts(sweep, width) if len(line) > width]
         assert long == [], f"at width {width}"
 
 
@@ -333,6 +336,35 @@ def test_the_loss_that_is_shown_is_that_of_all_ranks():
             out.event(rank, event)
 
     assert "loss 1.3333" in shown(act)[0]
+
+
+def test_a_step_that_was_left_out_is_said_to_be_while_it_runs_and_at_the_end():
+    job = job_of(0, nprocs=2)
+    bad = {4, 11}
+    ranks = []
+    for rank in job.result.ranks:
+        steps = (dataclasses.replace(s, skipped=True, loss_sum=math.nan) if s.step in bad else s for s in rank.steps)
+        ranks.append(dataclasses.replace(rank, steps=tuple(steps)))
+    result = dataclasses.replace(job.result, ranks=tuple(ranks))
+
+    def act(out):
+        out.started(a_job())
+        for number in range(12):
+            for rank in result.ranks:
+                out.event(rank.rank, {"event": "step", **vars(rank.steps[number])})
+
+    (last,) = (line for line in shown(act)[0].splitlines() if line.startswith("step 12"))
+    assert last.startswith("step 12 of 12  loss nan, left out  ")
+    said = notes(sweep_report("f", [dataclasses.replace(job, result=result)], MACHINE))
+    what = "2 of 12 steps were left out because a loss was not finite, the first is step 4 (counted from 0)."
+    assert f"job 0: {what}" in said
+
+
+def test_what_an_audit_says_fits_the_terminal():
+    longest = max(FAULTS, key=len)
+    event = {"event": "trial", "number": 12, "total": 46, "fault": longest, "ran": True, "fired": "R3", "step": 1}
+    text, _ = shown(lambda out: (out.started(a_job()), out.event(0, event)), width=60)
+    assert text.startswith("audit 12 of 46  ") and all(len(line) <= 60 for line in text.splitlines())
 
 
 def test_on_a_terminal_there_is_a_bar_and_it_goes_away():

@@ -145,15 +145,19 @@ def report_lines(sweep: SweepReport, width: int, name_failures: bool = True) -> 
 
 
 def closing(sweep: SweepReport, width: int) -> list[str]:
-    """Return how to see more, on one line where it fits."""
+    """Return how to see more: on one line where it fits, else a line each, else with what is to be typed on its own."""
     folder = shown(sweep.folder)
-    ways = [f"Repeat without training: python -m harness.compare {shlex.quote(folder)}"]
+    ways = [("Repeat without training:", f"python -m harness.compare {shlex.quote(folder)}")]
     if (Path(sweep.folder) / "report.html").exists():
-        ways.append(f"Report: {folder}/report.html")
+        ways.append(("Report:", f"{folder}/report.html"))
     if any(_has_events(job) for job in sweep.jobs):
-        ways.append(f"Look: tensorboard --logdir {shlex.quote(_log_dir(folder))}")
-    one = "      ".join(ways)
-    return [one] if len(one) <= width else ways
+        ways.append(("Look:", f"tensorboard --logdir {shlex.quote(_log_dir(folder))}"))
+    one = "      ".join(" ".join(way) for way in ways)
+    return [one] if len(one) <= width else [line for label, typed in ways for line in _way(label, typed, width)]
+
+
+def _way(label: str, typed: str, width: int) -> list[str]:
+    return [f"{label} {typed}"] if len(label) + 1 + len(typed) <= width else [label, f"  {typed}"]
 
 
 def _has_events(job: JobReport) -> bool:
@@ -196,24 +200,28 @@ class _Progress:
             self._total = event["num_steps"]
         elif event["event"] == "trial" and rank == 0:
             said = (f"red at {event['fired']}" if event["fired"] else "green") if event["ran"] else "does not apply"
-            line = f"audit {event['number']} of {event['total']}  {event['fault'].replace('_', ' ')}  {said}"
-            self._console.print(Text(line), soft_wrap=True)
+            self._say(f"audit {event['number']} of {event['total']}  {event['fault'].replace('_', ' ')}  {said}")
         elif event["event"] == "evaluation" and rank == 0:
             means = {name: ratio(*pair) for name, pair in event["metrics"].items()}
             found = "  ".join(f"{name} {mean:.4g}" for name, mean in means.items())
-            self._console.print(Text(f"evaluation after step {event['step'] + 1}  {found}"), soft_wrap=True)
+            self._say(f"evaluation after step {event['step'] + 1}  {found}")
 
     def _step(self, parts: Sequence[Mapping[str, Any]]) -> None:
         done = parts[0]["step"] + 1
         self._recent.append(max(part["seconds"] for part in parts))
-        loss = ratio(sum(part["loss_sum"] for part in parts), sum(part["count"] for part in parts))
+        mean = ratio(sum(part["loss_sum"] for part in parts), sum(part["count"] for part in parts))
+        loss = f"{mean:.4f}{', left out' if any(part.get('skipped') for part in parts) else ''}"
         rate = tables.grouped(ratio(self._train.global_batch_size * len(self._recent), sum(self._recent)))
         if self._bar is not None:
-            self._bar.show(done, self._total, f"{loss:.4f}", rate)
+            self._bar.show(done, self._total, loss, rate)
         elif done % self._train.log_every == 0 or done == self._total:
             of = f" of {self._total}" if self._total else ""
             place = str(done).rjust(len(str(self._total or "")))
-            self._console.print(Text(f"step {place}{of}  loss {loss:.4f}  {rate} samples/s"), soft_wrap=True)
+            self._say(f"step {place}{of}  loss {loss}  {rate} samples/s")
+
+    def _say(self, text: str) -> None:
+        for line in paragraph(text, self._console.width):
+            self._console.print(Text(line), soft_wrap=True)
 
     def close(self) -> None:
         """Take the bar away."""
