@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from harness.digest import Digests, digests, gradient_digest, optimizer_digests, state_digests, value_digest
 from harness.exchange import Exchanged, Recording, exchanging
+from harness.rounding import Gradients
 from harness.state import TrainingState, random_states
 from harness.trainer import Trainer
-
-Gradients = dict[str, Tensor | None]
 
 
 @dataclass
@@ -166,111 +163,3 @@ class Capture:
             return reduced(count)
 
         self._trainer.reduced = watched  # type: ignore[method-assign]
-
-
-def exchange_ratios(heard: Sequence[Sequence[Exchanged]], replayed: Sequence[Sequence[Exchanged]]) -> dict[str, float]:
-    """Return, for each synchronised layer, the worst error of what a rank heard by its bound (rung R4).
-
-    Statistics of the batches travel as they are, so the bits of each rank's must arrive at every rank: 0 or infinite. Gradients
-    of the statistics are added up: N - 1 additions, each with a rounding, as in :func:`reduction_ratios`; at N = 2 the bits
-    must agree.
-
-    Args:
-        heard: The record of each rank.
-        replayed: The same of its replay, which told what it has computed.
-    """
-    worst: dict[str, float] = {}
-    for exchanges in zip_longest(*heard, *replayed):
-        layer = next(exchange.layer for exchange in exchanges if exchange is not None)
-        worst[layer] = max(worst.get(layer, 0.0), _error_of_exchange(exchanges[: len(heard)], exchanges[len(heard) :]))
-    return worst
-
-
-def _error_of_exchange(ranks: Sequence[Exchanged | None], replays: Sequence[Exchanged | None]) -> float:
-    told = [exchange.told for exchange in replays if exchange is not None]
-    if len(told) < len(ranks) or None in ranks:
-        # A rank has asked for more than its replay, or than the others.
-        return float("inf")
-    all_told = torch.stack(told)
-    found = [exchange for exchange in ranks if exchange is not None]
-    return max(_error_of_sum(each.heard, all_told) if each.is_sum else _differ(each.heard, all_told) for each in found)
-
-
-def _differ(heard: Tensor, told: Tensor) -> float:
-    same = heard.shape == told.shape and bool((heard.view(torch.uint8) == told.view(torch.uint8)).all())
-    return 0.0 if same else float("inf")
-
-
-def _error_of_sum(heard: Tensor, told: Tensor) -> float:
-    exact = told.double().sum(0)
-    if len(told) <= 2:
-        return 0.0 if bool((heard == exact.to(heard.dtype)).all()) else float("inf")
-    own_error = 2 if heard.dtype == torch.float64 else 1
-    bound = own_error * _gamma_of(len(told) - 1, heard.dtype) * told.double().abs().sum(0)
-    narrow = torch.finfo(heard.dtype)
-    ratio = (heard.double() - exact).abs() / (bound + narrow.smallest_normal * narrow.eps)
-    return float("inf") if bool(ratio.isnan().any()) else float(ratio.max())
-
-
-def reduction_ratios(local: Sequence[Gradients], reduced: Gradients, wire: torch.dtype | None = None) -> dict[str, float]:
-    """Return, for each tensor, the worst error of a reduced gradient by its bound (rung R4).
-
-    The reduced gradient of N ranks is the mean of the local ones within ``gamma_k mean |g_r|`` elementwise, with
-    ``gamma_k = k u / (1 - k u)``, k = N - 1 additions where N is a power of two, and N + 1 otherwise, because 1/N is rounded
-    then and multiplied by (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), plus the smallest subnormal.
-    Where the run itself is in float64, the mean here has the same error once more, and the bound is twice that.
-    Two numbers are added and halved with one rounding, so at N = 2 the bits must agree: the ratio is 0 or infinite.
-
-    Args:
-        wire: The type in which gradients travel by declaration, where that is another: then u is that of this type, k = N + 1,
-            because they are rounded to it and divided in it, and each of the two may fall below its smallest number.
-    """
-    return {name: _worst(name, local, gradient, wire) for name, gradient in reduced.items()}
-
-
-def _worst(name: str, local: Sequence[Gradients], reduced: Tensor | None, wire: torch.dtype | None) -> float:
-    parts = [gradients[name] for gradients in local]
-    present = [part for part in parts if part is not None]
-    if reduced is None or not present:
-        return 0.0 if reduced is None and not present else float("inf")
-    rows = _rows([*present, reduced])
-    wide = [_select(part, rows).double() for part in present]
-    mean = torch.stack(wide).sum(0) / len(local)
-    result = _select(reduced, rows)
-    if len(local) <= 2 and wire is None:
-        # No sample: 0 and -0 are the same gradient.
-        return 0.0 if bool((result == mean.to(result.dtype)).all()) else float("inf")
-    own_error = 2 if result.dtype == torch.float64 else 1
-    gamma = _gamma(len(local), result.dtype) if wire is None else _gamma_of(len(local) + 1, wire)
-    bound = own_error * gamma * sum(part.abs() for part in wide) / len(local)
-    narrow = torch.finfo(wire or result.dtype)
-    smallest = narrow.smallest_normal * narrow.eps * (1 if wire is None else 2)
-    ratio = (result.double() - mean).abs() / (bound + smallest)
-    return float(ratio.max()) if not bool(ratio.isnan().any()) else float("nan")
-
-
-def _gamma(ranks: int, dtype: torch.dtype) -> float:
-    return _gamma_of(ranks - 1 if ranks & (ranks - 1) == 0 else ranks + 1, dtype)
-
-
-def _gamma_of(k: int, dtype: torch.dtype) -> float:
-    u = torch.finfo(dtype).eps / 2
-    return k * u / (1 - k * u)
-
-
-def _rows(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the rows that any sparse tensor holds; None where all are dense."""
-    indices = [t.coalesce().indices()[0] for t in tensors if t.is_sparse]
-    if not indices or any(not t.is_sparse for t in tensors):
-        return None
-    return torch.unique(torch.cat(indices))
-
-
-def _select(tensor: Tensor, rows: Tensor | None) -> Tensor:
-    """Return a dense tensor, of these rows only where they are given."""
-    if rows is None:
-        return tensor.to_dense() if tensor.is_sparse else tensor
-    tensor = tensor.coalesce()
-    chosen = tensor.values().new_zeros((len(rows), *tensor.shape[1:]))
-    chosen[torch.searchsorted(rows, tensor.indices()[0])] = tensor.values()
-    return chosen

@@ -28,10 +28,9 @@ from harness.digest import Digests, digests, optimizer_digests, state_digests, v
 from harness.exchange import Exchanged, OneProcess, Replaying, exchanging
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe, make_scheduler
+from harness.rounding import Gradients
 from harness.seeds import derive, seed_everything
 from harness.state import TrainingState, random_states, set_random_states
-
-Gradients = dict[str, Tensor | None]
 
 
 @dataclass(frozen=True)

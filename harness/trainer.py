@@ -29,6 +29,7 @@ from harness.recipe import Recipe, make_scheduler
 from harness.record import joined
 from harness.seeds import derive, seed_everything, seed_rank
 from harness.shard import pieces, shard
+from harness.sparse import sparse_tables
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
 """Of parameters; ``bfloat16`` keeps them in float32 and computes under autocast."""
@@ -90,7 +91,7 @@ class LossModule(nn.Module):
 
     def _zero(self) -> Tensor:
         """Return 0, which depends on what DDP waits for; not on sparse tables, which nobody waits for."""
-        sparse = {id(m.weight) for m in self.model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse}
+        sparse = {id(table) for table in sparse_tables(self.model)}
         dense = [p for p in self.model.parameters() if p.requires_grad and id(p) not in sparse]
         return self.alarm.sum() + sum(p.reshape(-1)[:0].sum() for p in dense if self._uses_all)
 

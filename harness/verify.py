@@ -9,16 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from harness.capture import Capture, Captured, Gradients, exchange_ratios, reduction_ratios
+from harness.capture import Capture, Captured
 from harness.compare.evidence import Evidence, Mathematics, Partition, StepEvidence
 from harness.compress import WIRE
 from harness.context import Rank
@@ -28,6 +26,7 @@ from harness.loader import load
 from harness.plan import TrainPlan
 from harness.record import FORMAT, ratio
 from harness.replay import Reference, Replayed, without_dropout
+from harness.rounding import Gradients, by_floor, dtype_of, excess_ratios, exchange_ratios, reduction_ratios
 from harness.rundir import write_json
 from harness.shard import pieces, shard
 from harness.state import TrainingState, undisturbed_random
@@ -41,13 +40,6 @@ EVALUATED = 2
 """How many global batches of the evaluation's samples are evaluated twice, or one sample fewer."""
 
 NEEDS_PEERS = "torch.nn.SyncBatchNorm asks the other ranks (sync_bn=true puts in its place what can be replayed)"
-
-FLOOR = 1e-3
-"""Errors of a tensor are relative to its own gradient's norm, or to this part of the whole gradient's, if that is larger.
-
-A gradient that is zero in exact arithmetic, such as that of a bias before BatchNorm, is a sum of terms that cancel, and what is
-left is their rounding: up to 3.3 u of the whole gradient's norm in correct runs (measured). In float64 this allows 90 u.
-"""
 
 
 def verify(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> Evidence | None:
@@ -231,11 +223,11 @@ class Verification:
                 return None
             loaded = mine.loaded if self._random_data else None
             exact = reference.exact_shard(state, mine.pieces, len(mine.ids), loaded)
-            found += _excess(mine.local, other.gradients, exact, self._round_off(mine.local)).values()
+            found += excess_ratios(mine.local, other.gradients, exact, self._round_off(mine.local)).values()
         return max(found, default=None)
 
     def _round_off(self, gradients: Gradients) -> float:
-        return torch.finfo(torch.bfloat16 if self._plan.precision == "bfloat16" else _dtype(gradients)).eps / 2
+        return torch.finfo(torch.bfloat16 if self._plan.precision == "bfloat16" else dtype_of(gradients)).eps / 2
 
     @staticmethod
     def _movement(captured: Captured, state: TrainingState, moved: list[str]) -> dict[str, list[bool]]:
@@ -362,10 +354,10 @@ class Verification:
         exact_loss, exact = reference.whole_batch(state, shards, torch.float64)
         u = torch.finfo(dtype).eps / 2 if dtype is not None else self._round_off(gradients)
         if dtype is not None:
-            ratios = {name: _by_floor(gradients[name], exact[name], exact, 1e-11) for name in exact}
+            ratios = {name: by_floor(gradients[name], exact[name], exact, 1e-11) for name in exact}
         else:
             _, single = reference.whole_batch(state, shards, None)
-            ratios = _excess(gradients, single, exact, u)
+            ratios = excess_ratios(gradients, single, exact, u)
         error = abs(loss - exact_loss) / max(abs(exact_loss), 1e-300) / u
         return Mathematics(step=number, ratios=ratios, loss_error=error)
 
@@ -532,41 +524,3 @@ def _sums(losses: Sequence[float], counts: Sequence[float], counts_items: bool) 
     if counts_items:
         return [math.fsum(losses), math.fsum(counts)]
     return [math.fsum(loss * count for loss, count in zip(losses, counts, strict=True)), math.fsum(counts)]
-
-
-def _norm(tensor: Tensor | None) -> float:
-    if tensor is None:
-        return 0.0
-    values = tensor.coalesce().values() if tensor.is_sparse else tensor
-    return float(torch.linalg.vector_norm(values.double()))
-
-
-def _difference(a: Tensor | None, b: Tensor | None) -> float:
-    if a is None or b is None:
-        return _norm(a) + _norm(b)
-    a, b = (t.to_dense() if t.is_sparse else t for t in (a, b))
-    return _norm(a.double() - b.double())
-
-
-def _by_floor(mine: Tensor | None, exact: Tensor | None, all_exact: Gradients, tolerance: float) -> float:
-    whole = math.sqrt(sum(_norm(gradient) ** 2 for gradient in all_exact.values()))
-    return _difference(mine, exact) / max(tolerance * max(_norm(exact), FLOOR * whole), 1e-300)
-
-
-def _excess(mine: Gradients, single: Gradients, exact: Gradients, u: float) -> dict[str, float]:
-    """Return the excess ratio X of each tensor: the ranks' error by that of an honest single process.
-
-    The single process's error is one draw, which in a tensor of few numbers may be small by luck, and then X would accuse
-    anybody. So no error counts as smaller than 4 times what is typical: the median over all tensors, relative to their
-    gradients, and at least u. With that, X was 1.8 at most in 384 correct comparisons; without, 4.7 (measured).
-    """
-    whole = math.sqrt(sum(_norm(gradient) ** 2 for gradient in exact.values()))
-    scales = {name: max(_norm(gradient), FLOOR * whole, 1e-300) for name, gradient in exact.items()}
-    honest = {name: _difference(single[name], gradient) for name, gradient in exact.items()}
-    typical = max(u, statistics.median(honest[name] / scales[name] for name in exact))
-    floors = {name: max(honest[name], 4 * typical * scales[name]) for name in exact}
-    return {name: _difference(mine[name], gradient) / floors[name] for name, gradient in exact.items()}
-
-
-def _dtype(gradients: Gradients) -> torch.dtype:
-    return next((g.dtype for g in gradients.values() if g is not None), torch.float32)

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from recipes import require_count, require_fraction, require_positive
 from recipes.data.idx import DIGIT_SIZE, NUM_DIGITS, SHIPPED_DIGITS, read_digits, require_digits
+from recipes.metrics import of_classes
 
 _WARMUP_FRACTION = 0.1
 _MEAN, _DEVIATION = 0.1307, 0.3081  # of the pixels of MNIST's 60,000 training images, from 0 to 1
@@ -83,12 +84,7 @@ class Mnist:
     def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """Return, as (sum, number of images), the accuracy and the cross entropy in nats over one batch."""
         images, labels = batch
-        logits = model(images)
-        count = labels.new_tensor(len(labels))
-        return {
-            "accuracy": ((logits.argmax(dim=1) == labels).sum(), count),
-            "loss": (F.cross_entropy(logits, labels, reduction="sum"), count),
-        }
+        return of_classes(model(images), labels)
 
     def _digits(self, split: str) -> Dataset[tuple[Tensor, ...]]:
         images, labels = read_digits(self._root, split)

@@ -20,6 +20,7 @@ from recipes import require_count, require_fraction, require_positive
 from recipes.data.digit_images import DigitImages
 from recipes.data.idx import NUM_DIGITS
 from recipes.data.image_folder import ImageFolder, class_folders
+from recipes.metrics import of_classes
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,7 @@ class SEResNeXt:
     def evaluate(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """Return, as (sum, number of images), the accuracy and the cross entropy in nats over one batch."""
         images, labels = batch
-        logits = model(images)
-        count = labels.new_tensor(len(labels))
-        return {
-            "accuracy": ((logits.argmax(dim=1) == labels).sum(), count),
-            "loss": (F.cross_entropy(logits, labels, reduction="sum"), count),
-        }
+        return of_classes(model(images), labels)
 
 
 class SEResNeXtNet(nn.Module):

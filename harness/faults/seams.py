@@ -20,6 +20,7 @@ from harness.digest import value_digest
 from harness.errors import ConfigError
 from harness.faults.table import FAULTS
 from harness.loader import collate_of, to_device
+from harness.sparse import sparse_tables
 from harness.state import random_states, undisturbed_random
 from harness.trainer import Trainer
 
@@ -60,8 +61,7 @@ def dense_parameters(trainer: Trainer) -> list[tuple[str, nn.Parameter]]:
     Raises:
         DoesNotApply: There is none.
     """
-    layers = [m for m in trainer.model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-    sparse = {id(layer.weight) for layer in layers if layer.sparse}
+    sparse = {id(table) for table in sparse_tables(trainer.model)}
     found = [(name, p) for name, p in trainer.model.named_parameters() if p.requires_grad and id(p) not in sparse]
     require(bool(found), trainer, "all gradients are sparse")
     return found
