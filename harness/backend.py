@@ -12,11 +12,19 @@ import torch.distributed as dist
 
 def probe() -> dict[str, Any]:
     """Return what :class:`harness.placement.Machine` holds, as plain data; nothing is initialised by asking."""
-    return {"torch": torch.__version__, "groups": available_groups(), "devices": visible_devices()}
+    groups = available_groups()
+    return {
+        "torch": torch.__version__,
+        "groups": groups,
+        "devices": visible_devices(),
+        "group_devices": {name: dist.Backend.backend_capability.get(name, []) for name in groups},
+    }
 
 
 def available_groups() -> list[str]:
     """Return the names of the process groups that this build, with its plugins, can make."""
+    if not dist.is_available():
+        return []
     built_in = {
         "gloo": dist.is_gloo_available(),
         "nccl": dist.is_nccl_available(),

@@ -25,12 +25,13 @@ class Machine:
         torch: Version of torch; empty where nobody needed to ask.
         groups: Names of the process groups that can be made.
         devices: Type of accelerator -> how many are visible.
-        errors: What went wrong in asking, by name.
+        group_devices: Process group -> the types of devices that it says it is for.
     """
 
     torch: str = ""
     groups: Sequence[str] = ("gloo",)
     devices: Mapping[str, int] = field(default_factory=dict)
+    group_devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ def _find_out(machine: Machine) -> tuple[str, str]:
 
 
 def device_of_bkcl(machine: Machine) -> str:
-    """Return the type of device that bkcl's ranks use: XPU, or the CPU where the group was registered for a trial on it."""
-    return "xpu" if machine.devices.get("xpu") else "cpu"
+    """Return the type of device that bkcl's ranks use: XPU, or where none is visible the CPU, if the group is for it too."""
+    return "cpu" if not machine.devices.get("xpu") and "cpu" in machine.group_devices.get("bkcl", ()) else "xpu"
 
 
 def visible_ids(kind: str, count: int, environ: Mapping[str, str]) -> list[str]:
@@ -164,7 +165,8 @@ def listed_usable(machine: Machine, environ: Mapping[str, str]) -> str:
 
 
 def _has_device(name: str, machine: Machine) -> bool:
-    return name != "nccl" or machine.devices.get("cuda", 0) > 0
+    kind = {"gloo": "cpu", "nccl": "cuda"}.get(name) or device_of_bkcl(machine)
+    return kind == "cpu" or machine.devices.get(kind, 0) > 0
 
 
 def may_have_accelerator() -> bool:

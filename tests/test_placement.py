@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
-from harness import placement
+from harness import backend, placement
 from harness.errors import BackendUnavailable, ConfigError
 from harness.placement import Machine, Placement, place
 
 CPU = Machine("2.13", ("gloo",))
 CUDA = Machine("2.13", ("gloo", "nccl"), {"cuda": 4})
 XPU = Machine("2.13", ("gloo", "bkcl"), {"xpu": 2})
+NO_XPU = Machine("2.13", ("gloo", "bkcl"), group_devices={"bkcl": ["xpu"]})
+TRIAL = Machine("", ("gloo", "bkcl"), group_devices={"bkcl": ["cpu"]})
+"""bkcl as a plugin registers it for a trial on the CPU."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +38,8 @@ def put(backend: str = "auto", nprocs: int = 2, devices: str | None = None, mach
         ({"machine": CUDA, "devices": "3,1"}, Placement("nccl", "auto: 4 GPUs are visible", "cuda", 2, ("3", "1"))),
         ({"machine": CUDA, "devices": "3", "nprocs": -1}, Placement("nccl", "auto: 4 GPUs are visible", "cuda", 1, ("3",))),
         ({"machine": XPU}, Placement("bkcl", "auto: 2 XPUs are visible", "xpu", 2, ("0", "1"))),
-        # bkcl registered for a trial on the CPU.
-        ({"backend": "bkcl", "machine": Machine("", ("gloo", "bkcl"))}, Placement("bkcl", "as asked", "cpu", 2)),
-        ({"backend": "bkcl", "machine": Machine("", ("bkcl",)), "nprocs": -1}, Placement("bkcl", "as asked", "cpu", 6)),
+        ({"backend": "bkcl", "machine": TRIAL}, Placement("bkcl", "as asked", "cpu", 2)),
+        ({"backend": "bkcl", "machine": TRIAL, "nprocs": -1}, Placement("bkcl", "as asked", "cpu", 6)),
     ],
 )
 def test_places(settings: dict[str, Any], expected: Placement) -> None:
@@ -89,6 +91,14 @@ def test_cpu_and_gloo_ask_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
             "backend=nccl needs one GPU per rank.*0 GPUs are visible",
         ),
         (
+            {"backend": "bkcl", "machine": NO_XPU},
+            BackendUnavailable,
+            "backend=bkcl needs one XPU per rank: nprocs=2, but 0 XPUs are visible. Use backend=gloo.$",
+        ),
+        ({"backend": "bkcl", "machine": NO_XPU, "nprocs": -1}, BackendUnavailable, "0 XPUs are visible"),
+        ({"backend": "glo", "machine": NO_XPU}, BackendUnavailable, "usable here: gloo.$"),
+        ({"backend": "glo", "machine": TRIAL}, BackendUnavailable, "usable here: gloo, bkcl.$"),
+        (
             {"machine": Machine("2.13", ("gloo",), {"npu": 8})},
             BackendUnavailable,
             r"unknown for the accelerator npu \(8 visible\).*Use backend=gloo",
@@ -100,3 +110,11 @@ def test_cpu_and_gloo_ask_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refusals(settings: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         put(**settings)
+
+
+def test_a_torch_without_distributed_has_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.is_available", lambda: False)
+    monkeypatch.delattr("torch.distributed.is_gloo_available")
+    monkeypatch.delattr("torch.distributed.Backend")
+    seen = Machine(**backend.probe())
+    assert (list(seen.groups), placement.listed_usable(seen, {})) == ([], "none")
