@@ -7,6 +7,7 @@ ratio candidate / baseline with its 95 % interval, and whether the target lies a
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -19,13 +20,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.growth import long_sweep, memory_of_ranks
+from benchmarks.growth import long_sweep, memory_of_ranks, starts
 from harness import stats
-from harness.environ import usable_cores
+from harness.machine import machine_facts
 from harness.rundir import RunDir
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
+WARM_UP = 3
+"""Steps that do not count."""
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone"]
 
 
@@ -43,6 +46,9 @@ class Row:
     target: float
     candidate: Callable[[], float]
     baseline: Callable[[], float]
+
+
+_folders = tempfile.TemporaryDirectory(prefix="bench-")
 
 
 def run(command: list[str], tries: int = 3, **environment: str) -> tuple[float, str]:
@@ -69,7 +75,7 @@ def seconds(command: list[str], **environment: str) -> float:
 
 def harness_job(*overrides: str) -> tuple[float, list[RunDir]]:
     """Run ``run.py``; return when the command was given, and the folders of its jobs."""
-    folder = tempfile.mkdtemp(prefix="bench-")
+    folder = tempfile.mkdtemp(dir=_folders.name)
     begin, _ = run([PYTHON, str(ROOT / "run.py"), f"hydra.sweep.dir={folder}", "report=none", "backend=gloo", *overrides])
     return begin, [RunDir(path) for path in sorted(Path(folder).iterdir()) if path.is_dir()]
 
@@ -85,9 +91,13 @@ def marks_of_torchrun(nprocs: int, steps: int, **environment: str) -> tuple[floa
     """Run the hand-written script under torchrun; return when the command was given, and rank 0's marks."""
     command = [*TORCHRUN, f"--nproc-per-node={nprocs}", str(ROOT / "benchmarks" / "mnist_ddp.py"), str(steps)]
     begin, printed = run(command, **environment)
+    return begin, _marks(printed)
+
+
+def _marks(printed: str) -> dict[str, float]:
     found = re.search(r"MARKS (\{.*\})", printed)
     assert found is not None, printed
-    return begin, json.loads(found.group(1))
+    return dict(json.loads(found.group(1)))
 
 
 def first_step_of_torchrun(nprocs: int) -> float:
@@ -96,16 +106,33 @@ def first_step_of_torchrun(nprocs: int) -> float:
     return marks["first_step"] - begin
 
 
-def step_of_harness(nprocs: int, steps: int = 200) -> float:
-    """Return the median step in seconds, the slowest rank's, with one thread per rank."""
-    _, runs = harness_job(f"nprocs={nprocs}", f"steps={steps}", "compare=off", "threads=1")
-    ranks = json.loads(runs[0].result.read_text())["ranks"]
-    return stats.median([max(s["seconds"] for s in parts) for parts in zip(*(r["steps"][3:] for r in ranks), strict=True)])
+def step_of_harness(nprocs: int, *overrides: str, steps: int = 200) -> float:
+    """Return the median seconds from the end of a step to the end of the next, rank 0's."""
+    _, runs = harness_job(f"nprocs={nprocs}", f"steps={steps}", "compare=off", *overrides)
+    ends = [step["t"] for step in json.loads(runs[0].result.read_text())["ranks"][0]["steps"][WARM_UP:]]
+    return stats.median([after - before for before, after in itertools.pairwise(ends)])
 
 
 def step_of_torchrun(nprocs: int, steps: int = 200, **environment: str) -> float:
-    """Return the median step in seconds of rank 0."""
+    """Return the same of the hand-written script."""
     return marks_of_torchrun(nprocs, steps, **environment)[1]["step_s"]
+
+
+def step_of_mp_spawn(nprocs: int, steps: int = 200) -> float:
+    """Return the same of the script under mp.spawn, which leaves each rank all cores."""
+    _, printed = run([PYTHON, str(ROOT / "benchmarks" / "mnist_ddp.py"), str(steps), str(nprocs)])
+    return float(_marks(printed)["step_s"])
+
+
+def refusal() -> float:
+    """Return the seconds until a wrong override is refused."""
+    begin = time.monotonic()
+    done = subprocess.run(
+        [PYTHON, str(ROOT / "run.py"), "nprocs=two"], capture_output=True, stdin=subprocess.DEVNULL, check=False
+    )
+    if done.returncode != 1:
+        raise RuntimeError(f"nprocs=two ended with {done.returncode}")
+    return time.monotonic() - begin
 
 
 def warm_start(nprocs: int) -> float:
@@ -143,7 +170,7 @@ def sweep_of_harness() -> float:
 
 
 def sweep_of_torchrun() -> float:
-    """Return the seconds of 12 torchrun calls of 4 ranks, by measuring 3 of them."""
+    """Return the seconds of 12 torchrun calls of 4 ranks: 4 times those of 3 calls."""
     return 4 * sum(seconds([*TORCHRUN, "--nproc-per-node=4", str(ROOT / "benchmarks" / "mnist_ddp.py"), "1"]) for _ in range(3))
 
 
@@ -206,20 +233,35 @@ ROWS = [
         lambda: first_step_of_harness("launcher=launch", "nprocs=4", "steps=1", "compare=off"),
         lambda: first_step_of_torchrun(4),
     ),
-    Row("sweep", "a sweep of 12 jobs of 4 ranks vs 12 torchrun calls", 1 / 8, sweep_of_harness, sweep_of_torchrun),
+    Row("sweep", "a sweep of 12 jobs of 4 ranks vs 12 torchrun calls (4 times 3)", 1 / 8, sweep_of_harness, sweep_of_torchrun),
     Row(
         "step",
         "steady step, 2 ranks, vs a hand-written DDP loop",
         1.01,
-        lambda: step_of_harness(2),
+        lambda: step_of_harness(2, "threads=1"),
         lambda: step_of_torchrun(2, OMP_NUM_THREADS="1"),
+    ),
+    Row(
+        "threads",
+        "step with default threads, 1 rank, vs torchrun's default",
+        1.0,
+        lambda: step_of_harness(1),
+        lambda: step_of_torchrun(1),
+    ),
+    Row(
+        "shared",
+        "step with default threads, 2 ranks, vs mp.spawn's default",
+        1.0,
+        lambda: step_of_harness(2),
+        lambda: step_of_mp_spawn(2),
     ),
     Row("proof", "compare=quick vs start-up and 100 steps of MNIST", 0.5, verification, job_without_verification),
     Row("help", "python run.py --help vs 1 s", 1.0, lambda: seconds([PYTHON, str(ROOT / "run.py"), "--help"]), one_second),
+    Row("refusal", "a wrong override, refused, vs 1 s", 1.0, refusal, one_second),
 ]
 
 
-MEASURED_ONCE = {"long": long_sweep, "memory": memory_of_ranks}
+MEASURED_ONCE = {"long": long_sweep, "starts": starts, "memory": memory_of_ranks}
 """Name of a row -> what returns it: sizes and single sweeps, which no interval belongs to."""
 
 
@@ -246,7 +288,8 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", choices=[[], *(row.name for row in ROWS), *MEASURED_ONCE], default=[])
     parser.add_argument("--pairs", type=int, default=3)
     arguments = parser.parse_args()
-    print(f"{usable_cores()} cores, load before {os.getloadavg()[0]:.1f}, {arguments.pairs} pairs in ABBA order\n")
+    facts = ", ".join(f"{name} {value}" for name, value in machine_facts().items())
+    print(f"{facts}; load before {os.getloadavg()[0]:.1f}; {arguments.pairs} pairs in ABBA order\n")
     print("| what | harness | baseline | ratio (95 % interval) | target | verdict |")
     print("|---|---:|---:|---:|---:|---|", flush=True)
     for row in ROWS:

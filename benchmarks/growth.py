@@ -55,6 +55,39 @@ def _seconds(folder: Path, jobs: range) -> list[float]:
     return [each["returned"] - each["called"] for each in marks]
 
 
+def starts(count: int = 1000) -> str:
+    """Return the line on so many warm starts of 2 ranks with DDP and a step: what they left, and the last 10 against the first.
+
+    Raises:
+        RuntimeError: They left something.
+    """
+    import harness
+    from benchmarks.one_step import one_step_of_harness
+
+    def start() -> float:
+        begin = time.monotonic()
+        harness.spawn(one_step_of_harness, nprocs=2, backend="gloo", threads=1)
+        return time.monotonic() - begin
+
+    start()
+    before, times = _belongings(), [start() for _ in range(count)]
+    left = _belongings() - before
+    if left:
+        raise RuntimeError(f"{count} starts left {sorted(left)}")
+    first, last = stats.median(times[:END]), stats.median(times[-END:])
+    return f"| {count} starts of 2 ranks: the last {END} vs the first | {last:.3g} s | {first:.3g} s | {last / first:.3f}; nothing left | 1.1 |"
+
+
+def _belongings() -> set[str]:
+    """Return this process's children, descriptors and listening sockets, and all shared memory and temporary folders of ours."""
+    me = Path(f"/proc/{os.getpid()}")
+    children = {f"child {pid}" for pid in (me / "task" / str(os.getpid()) / "children").read_text().split()}
+    descriptors = {f"descriptor {each.name}" for each in (me / "fd").iterdir()}
+    listening = {line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if line.split()[3] == "0A"}
+    files = {str(path) for folder in (Path("/dev/shm"), Path(tempfile.gettempdir())) for path in folder.iterdir()}
+    return children | descriptors | {f"port {port}" for port in listening} | files
+
+
 def pss_of_rank() -> float:
     """Take a step in a rank of ``harness.spawn``; return its size while all ranks live."""
     import torch.distributed as dist

@@ -1,13 +1,15 @@
 """The MNIST recipe as anybody would write it by hand on torch's DDP; prints a JSON line of marks from rank 0.
 
-``torchrun --nproc-per-node=4 benchmarks/mnist_ddp.py STEPS`` or, from ``start.py``, under other launchers.
+``torchrun --nproc-per-node=4 benchmarks/mnist_ddp.py STEPS``, or ``python benchmarks/mnist_ddp.py STEPS NPROCS`` by mp.spawn.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import sys
+import tempfile
 import time
 
 import torch
@@ -21,8 +23,7 @@ WARM_UP = 3
 
 
 def main(steps: int, global_batch: int = 64) -> None:
-    """Train ``steps`` steps on this rank."""
-    dist.init_process_group("gloo")
+    """Train ``steps`` steps on this rank of the process group, and leave it."""
     torch.manual_seed(0)
     recipe = Mnist()
     dataset = recipe.dataset()
@@ -32,12 +33,10 @@ def main(steps: int, global_batch: int = 64) -> None:
     sampler: DistributedSampler[int] = DistributedSampler(dataset, shuffle=True, seed=0)  # type: ignore[arg-type]
     loader = DataLoader(dataset, batch_size=global_batch // dist.get_world_size(), sampler=sampler, drop_last=True)
     marks: list[float] = []
-    times: list[float] = []
     taken = 0
     while taken < steps:
         batches = iter(loader)
         for _ in range(min(len(loader), steps - taken)):
-            begin = time.monotonic()
             batch = next(batches)
             optimizer.zero_grad()
             loss = recipe.loss(model, batch)
@@ -46,15 +45,26 @@ def main(steps: int, global_batch: int = 64) -> None:
             scheduler.step()
             loss.item()
             marks.append(time.monotonic())
-            times.append(marks[-1] - begin)
             taken += 1
     if dist.get_rank() == 0:
-        measured = times[WARM_UP:] or times
-        said = {"first_step": marks[0], "last_step": marks[-1], "step_s": statistics.median(measured)}
+        steps_s = [after - before for before, after in itertools.pairwise(marks[WARM_UP:])]
+        said = {"first_step": marks[0], "last_step": marks[-1], "step_s": statistics.median(steps_s) if steps_s else 0.0}
         print("MARKS " + json.dumps(said | {"threads": torch.get_num_threads()}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
 
+def spawned(rank: int, steps: int, nprocs: int, store: str) -> None:
+    """Be one rank of mp.spawn."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=nprocs)
+    main(steps)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    if len(sys.argv) > 2:
+        with tempfile.TemporaryDirectory() as folder:
+            numbers = (int(sys.argv[1]), int(sys.argv[2]))
+            torch.multiprocessing.spawn(spawned, args=(*numbers, f"{folder}/store"), nprocs=numbers[1])  # type: ignore[no-untyped-call]
+    else:
+        dist.init_process_group("gloo")
+        main(int(sys.argv[1]))

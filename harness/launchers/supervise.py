@@ -24,8 +24,8 @@ from harness.plan import RunPlan
 from harness.record import RankResult, RunResult
 from harness.rundir import RunDir
 
-TICK_S = 0.05
-"""How often records are read while nothing ends."""
+TICK_S = 0.1
+"""How often records are read while nothing ends: each time costs the ranks a moment of their cores."""
 SETTLE_S = 0.5
 """How long a failure that may be a consequence waits for its cause to be heard."""
 STACKS_S = 2.0
