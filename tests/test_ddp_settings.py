@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from harness import compiling
-from harness.capture import reduction_ratios
 from harness.compare.correctness import judge
 from harness.compress import WIRE, comm_hook
 from harness.errors import ConfigError
 from harness.plan import Ddp, RunPlan
 from harness.report.build import may_pair, sweep_report
 from harness.report.notes import compressed, notes
+from harness.rounding import reduction_ratios
 from harness.rundir import RunDir
 from harness.trials import groups
 from tests.reports import MACHINE, job_of, plan_of
