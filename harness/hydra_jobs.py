@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
 import pickle
@@ -29,13 +28,14 @@ from harness.errors import ConfigError, HarnessError
 from harness.launchers import pool
 from harness.launchers.signals import Interrupted
 from harness.machine import machine_facts
-from harness.placement import Machine, Placement, place
+from harness.placement import Placement, place
 from harness.plan import METHODS, START_METHODS, RunPlan, Task, TrainPlan
 from harness.record import RunResult
 from harness.report.folder import SweepDir, job_report, whole_sweep
 from harness.report.reporter import Reporters
 from harness.report.sweep_report import JobReport, SweepReport
-from harness.rundir import RunDir, write_whole
+from harness.request import machine
+from harness.rundir import RunDir, read_value, write_whole
 from harness.sweep import Job, alone_in, run_job
 from harness.task import describe_function
 from harness.trials import groups, run_trials
@@ -269,24 +269,18 @@ def _place(settings: Mapping[str, Any], environ: Mapping[str, str]) -> Placement
     )
 
 
-@functools.cache
-def machine() -> Machine:
-    """Return what a process with torch sees of this machine; asked once."""
-    return Machine(**pool.probe())
-
-
 def _env_set(one: Composed) -> dict[str, str]:
     return {str(name): str(value) for name, value in one.config.hydra.job.env_set.items()}
 
 
 def _run_all(context: HydraContext, function: TaskFunction, composed: list[Composed], jobs: Sequence[Job]) -> list[JobReturn]:
-    folder, machine = SweepDir(composed[0].config.hydra.sweep.dir), machine_facts()
+    folder, facts = SweepDir(composed[0].config.hydra.sweep.dir), machine_facts()
     settings = settings_of(composed[0].config)
     reporters = Reporters.from_config(settings["report"])
     returns: list[JobReturn] = []
     reports: list[JobReport] = []
     try:
-        folder.write([(job, job.run.path) for job in jobs], machine)
+        folder.write([(job, job.run.path) for job in jobs], facts)
         reporters.begin(str(folder.path), jobs)
         for planned in jobs:
             # What a job came to holds its configuration again: kept twice, a long sweep would grow.
@@ -302,7 +296,7 @@ def _run_all(context: HydraContext, function: TaskFunction, composed: list[Compo
             returns.append(_job_return(one, job, result))
             reports.append(job_report(job.plan, job.run, result, job.label, job.overrides))
             context.callbacks.on_job_end(config=one.config, job_return=returns[-1])
-        reports = with_trials(reports, settings, machine)
+        reports = with_trials(reports, settings, facts)
         report = whole_sweep(folder, reports)
         reporters.report(report)
         fail_the_red(report, jobs, returns)
@@ -332,7 +326,7 @@ def with_reference(job: Job, done: Sequence[JobReport]) -> Job:
     return job
 
 
-def with_trials(reports: list[JobReport], settings: Mapping[str, Any], machine: Mapping[str, str]) -> list[JobReport]:
+def with_trials(reports: list[JobReport], settings: Mapping[str, Any], facts: Mapping[str, str]) -> list[JobReport]:
     """Return the jobs with the further launches that ``compare.pairs`` asks for."""
     by_job = {report.plan.job: report for report in reports}
     if settings["pairs"] and not groups(reports, settings["aa"]):
@@ -342,7 +336,7 @@ def with_trials(reports: list[JobReport], settings: Mapping[str, Any], machine: 
         )
     for group in groups(reports, settings["aa"]) if settings["pairs"] else []:
         names = " against ".join(f"job {report.plan.job}" for report in group)
-        for number, report in enumerate(run_trials(group, settings["pairs"], machine, settings["aa"]), start=1):
+        for number, report in enumerate(run_trials(group, settings["pairs"], facts, settings["aa"]), start=1):
             log.info(f"{names}: launch {number} (job {report.plan.job})")
             by_job[report.plan.job] = report
     return list(by_job.values())
@@ -393,17 +387,11 @@ def _job_return(one: Composed, job: Job, result: RunResult) -> JobReturn:
     )
     if result.status == "ok":
         answer.status = JobStatus.COMPLETED
-        answer.return_value = value_of(job.run)
+        answer.return_value = read_value(job.run)
     else:
         answer.status = JobStatus.FAILED
         answer.return_value = JobFailed(result.message)
     return answer
-
-
-def value_of(run: RunDir, rank: int = 0) -> Any:
-    """Return what a rank's task returned, with its type."""
-    path = run.value(rank)
-    return pickle.loads(path.read_bytes()) if path.exists() else None
 
 
 def _leave(interruption: Interrupted) -> None:

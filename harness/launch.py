@@ -214,7 +214,7 @@ def _launcher(asked: argparse.Namespace) -> Launcher:
         rendezvous += [f"--master-addr={host}", f"--master-port={port}"]
         if asked.node_rank == 0:
             _require_free(int(port or 0), asked.master)
-    return TorchrunLauncher(asked.max_restarts, rendezvous)
+    return TorchrunLauncher(rendezvous)
 
 
 def _require_free(port: int, master: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,6 +172,12 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if line.endswith(b"\n"):
                 yield json.loads(line)
+
+
+def read_value(run: RunDir, rank: int = 0) -> Any:
+    """Return what a rank's task returned, with its type."""
+    path = run.value(rank)
+    return pickle.loads(path.read_bytes()) if path.exists() else None
 
 
 def has_end(path: Path) -> bool:

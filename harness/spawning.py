@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import difflib
 import os
-import pickle
 import signal
 import sys
 import warnings
@@ -13,6 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from harness.environ import RUN_DIR
 from harness.errors import ConfigError, HarnessError, RankFailed
 from harness.launchers import pool
 from harness.launchers.base import Process
@@ -23,7 +23,7 @@ from harness.portable import find_main, name_of, pickle_call, require_guard, req
 from harness.raising import exception_of
 from harness.record import RunResult
 from harness.request import Attempt, Console, Request, summary
-from harness.rundir import RunDir, write_whole
+from harness.rundir import read_value, write_whole
 
 _OPTIONS = ("backend", "gpus", "xpus", "selected_gpus", "start_method", "timeout_s", "threads", "print_config")
 _OLD_OPTIONS = {
@@ -103,7 +103,7 @@ class SpawnContext:
     def return_values(self) -> list[Any]:
         """Return what the function returned in each rank, in rank order, after waiting for it if need be."""
         self.join()
-        return [_value(self._run, rank) for rank in range(self._plan.nprocs)]
+        return [read_value(self._run, rank) for rank in range(self._plan.nprocs)]
 
     def output(self, rank: int) -> str:
         """Return what a rank has printed so far; those other than rank 0 print to nobody else."""
@@ -208,6 +208,11 @@ def _prepare(func: Callable[..., Any], args: Sequence[Any], nprocs: int, options
     if request.backend != "gloo" and request.start_method == "forkserver":
         # If torch has to be asked, this process answers.
         pool.warm_up()
+    if "MASTER_PORT" in os.environ and RUN_DIR not in os.environ:
+        said = (
+            f"MASTER_PORT={os.environ['MASTER_PORT']} of the environment is not used: rank 0 offers a port that it has bound."
+        )
+        warnings.warn(said, RuntimeWarning, stacklevel=3)
     plan = request.plan(Task(kind="call", main_path=path, main_module=module), sys.path)
     if tells:
         print(summary(plan), file=sys.stderr, flush=True)
@@ -256,11 +261,6 @@ def _listed(option: str, devices: Any) -> str:
     if not texts or "" in texts:
         raise ConfigError(f"{option}={devices!r} names no device, or an empty one; write ids with commas between, as in '0,1'.")
     return ",".join(texts)
-
-
-def _value(run: RunDir, rank: int) -> Any:
-    path = run.value(rank)
-    return pickle.loads(path.read_bytes()) if path.exists() else None
 
 
 def _pass_on(interruption: Interrupted) -> NoReturn:

@@ -227,7 +227,11 @@ def test_two_spawns_of_one_process_know_nothing_of_each_other(monkeypatch):
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "7")
     before = dict(os.environ)
-    assert spawn(calls.rank_and_size, nprocs=2).return_values() == [(0, 2), (1, 2)]
+    with pytest.warns(RuntimeWarning, match=r"^MASTER_PORT=29500 of the environment is not used: ") as caught:
+        assert spawn(calls.rank_and_size, nprocs=2).return_values() == [(0, 2), (1, 2)]
+    assert [warning.filename for warning in caught] == [__file__]
+    monkeypatch.delenv("MASTER_PORT")
+    del before["MASTER_PORT"]
     assert spawn(calls.rank_and_size, nprocs=3).return_values() == [(0, 3), (1, 3), (2, 3)]
     with pytest.raises(calls.Custom):
         spawn(calls.on_rank_1, args=("raise",), nprocs=2)

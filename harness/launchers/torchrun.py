@@ -13,14 +13,13 @@ from harness.rundir import RunDir
 class TorchrunLauncher:
     """Starts one engine, which starts the ranks; it finds its peers through a file, so that nothing listens."""
 
-    def __init__(self, max_restarts: int = 0, rendezvous: Sequence[str] = ()) -> None:
-        self.max_restarts = max_restarts
+    def __init__(self, rendezvous: Sequence[str] = ()) -> None:
         self.rendezvous = list(rendezvous)
 
     def start(self, run: RunDir, plan: RunPlan, environment: Mapping[str, str]) -> Sequence[Process]:
         """Start the engine; its files lie in the run's scratch folder."""
         folder = run.scratch.read_text()
-        options = [f"--nproc-per-node={plan.nprocs}", f"--max-restarts={self.max_restarts}", f"--log-dir={folder}"]
+        options = [f"--nproc-per-node={plan.nprocs}", f"--max-restarts={plan.max_restarts}", f"--log-dir={folder}"]
         options += self.rendezvous or _file_rendezvous(folder)
         rank = module_command("harness.launchers.witness", str(run.path))
         command = module_command("harness.launchers.engine", *options, "--no-python", *rank)
