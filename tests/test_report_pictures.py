@@ -8,13 +8,14 @@ import pytest
 
 import harness
 from harness.compare.phases import PHASES
+from harness.plan import Ddp
 from harness.report import charts
 from harness.report.build import sweep_report
 from harness.report.folder import read_sweep
 from harness.report.grids import fault_matrix
 from harness.report.marks import marks_of, oversubscribed, start_up, thinned
 from harness.report.pictures import Pictures, read_pictures
-from harness.report.theme import DASHES, GREY, SERIES, for_page, styled
+from harness.report.theme import GREY, SERIES, for_page, line, styled
 from tests.reports import (
     GREEN,
     MACHINE,
@@ -117,6 +118,20 @@ def test_oversubscribed_jobs_are_hollow_and_said_so():
     assert oversubscribed(few.jobs[2], "1") and not oversubscribed(few.jobs[0], "1")
 
 
+def test_jobs_that_compute_in_different_ways_are_on_different_lines_which_say_in_what():
+    made = [{"ddp": Ddp(bucket_cap_mb=size), "sync_bn": sync} for size in (25.0, 1.0) for sync in (False, True)]
+    jobs = [job_of(4 * r + n, nprocs=(1, 2)[r], seed=r, **settings) for r in range(2) for n, settings in enumerate(made)]
+    panel = axes_of(drawn(sweep_report("f", jobs, MACHINE))["scaling"])
+    names = [text.get_text() for text in panel.get_legend().get_texts()]
+    assert len(names) == 4 and names[1] == "mnist spawn, batch 32, sync_bn=true, ddp.bucket_cap_mb=25.0"
+    uneven = [replace_plan(job_of(0), threads=2), job_of(1, nprocs=2)]
+    assert "batch 32, threads 2 / 1: " in drawn(sweep_report("f", uneven, MACHINE))["scaling"].alt
+
+
+def replace_plan(job, **fields):
+    return dataclasses.replace(job, plan=dataclasses.replace(job.plan, **fields))
+
+
 def test_scaling_needs_two_rank_counts_and_tells_weak_from_strong():
     same = sweep_report("f", [job_of(0, "spawn", 2), job_of(1, "launch", 2)], MACHINE)
     assert "scaling" not in drawn(same)
@@ -133,6 +148,14 @@ def test_the_fault_matrix_is_drawn_only_where_there_are_faults():
         drawing = fault_matrix(dataclasses.replace(sweep, faults=faults))
     assert "skip_allreduce: R4" in drawing.alt and "same_shard: R1" in drawing.alt
     assert {"skip_allreduce", "same_shard", "R4"} <= set(all_texts(drawing))
+
+
+def test_one_job_with_faults_gets_pictures_too(tmp_path):
+    sweep = sweep_report(str(tmp_path), [job_of(0)], MACHINE)
+    Pictures(min_jobs=2).report(sweep)
+    assert read_pictures(tmp_path) == []
+    Pictures(min_jobs=2).report(dataclasses.replace(sweep, faults={"not_sharded": {"R1": "failed"}}))
+    assert "faults" in [picture.name for picture in read_pictures(tmp_path)]
 
 
 def test_the_time_line_has_a_row_for_each_rank():
@@ -182,11 +205,12 @@ def luminance_free(colour, kind):
 
 
 @pytest.mark.parametrize("kind", ["protan", "deutan"])
-def test_colour_blind_people_can_tell_the_first_lines_apart(kind):
-    for a, b in itertools.combinations(SERIES[:3], 2):
-        distance = sum((x - y) ** 2 for x, y in zip(luminance_free(a, kind), luminance_free(b, kind), strict=True)) ** 0.5
-        assert distance > 0.12, f"{a} and {b} look alike ({kind}: {distance:.3f})"
-    assert len(DASHES) >= 4 and GREY not in SERIES
+def test_colour_blind_people_can_tell_all_lines_apart_by_colour_or_dashes(kind):
+    for one, other in itertools.combinations(map(line, range(charts.MOST_LINES)), 2):
+        seen = [luminance_free(look["color"], kind) for look in (one, other)]
+        distance = sum((x - y) ** 2 for x, y in zip(*seen, strict=True)) ** 0.5
+        assert distance > 0.12 or one["linestyle"] != other["linestyle"], f"{one} and {other} look alike ({kind})"
+    assert {line(number)["color"] for number in range(charts.MOST_LINES)} == set(SERIES) and GREY not in SERIES
 
 
 def test_every_mark_of_a_rank_is_a_phase():

@@ -15,6 +15,7 @@ from harness.report import table as tables
 from harness.report.events import EventFile, masked_crc32c
 from harness.report.folder import read_sweep
 from harness.report.pictures import Pictures
+from harness.report.sweep_report import SweepReport
 from harness.report.tensorboard import TensorBoard, hparams
 from harness.rundir import RunDir, read_events
 from harness.sweep import Job
@@ -57,15 +58,28 @@ def test_each_job_has_one_run_named_by_what_was_swept(sweep, tmp_path):
 def test_scalars_are_those_of_the_records_each_step_once(sweep):
     for job in sweep.jobs:
         run = run_of(RunDir(job.folder).path)
-        assert SCALARS | {"perf/run_delay"} <= set(run.Tags()["scalars"])
+        assert SCALARS | {"perf/run_delay_ms"} <= set(run.Tags()["scalars"])
         assert scalars(run, "loss/train") == [(n, pytest.approx(v)) for n, v in enumerate(job.result.losses())]
         expected = [(n, pytest.approx(v * 1e3)) for n, v in enumerate(job.result.step_seconds())]
         assert scalars(run, "perf/step_ms") == expected
         delays = [max(p.delay_s for p in parts) * 1e3 for parts in zip(*(r.steps for r in job.result.ranks), strict=True)]
-        assert [value for _, value in scalars(run, "perf/run_delay")] == pytest.approx(delays)
+        assert [value for _, value in scalars(run, "perf/run_delay_ms")] == pytest.approx(delays)
         means = {one.step: one.means() for one in job.result.ranks[0].evaluations}
         assert scalars(run, "accuracy/eval") == [(n, pytest.approx(one["accuracy"])) for n, one in means.items()]
         assert len(means) == 2
+
+
+def test_exposed_communication_is_that_of_the_rank_that_waits_longest(tmp_path):
+    job = dataclasses.replace(job_of(0, nprocs=2), folder=str(tmp_path / "0"))
+    ranks = []
+    for rank, exposed_s in zip(job.result.ranks, (0.001, 0.004), strict=True):
+        steps = tuple(dataclasses.replace(step, comm_exposed_s=exposed_s) for step in rank.steps)
+        ranks.append(dataclasses.replace(rank, steps=steps))
+    known = dataclasses.replace(job, result=dataclasses.replace(job.result, ranks=tuple(ranks)))
+    TensorBoard().report(SweepReport(str(tmp_path), (known,)))
+    run = run_of(tmp_path / "0")
+    assert scalars(run, "perf/comm_exposed_ms") == [(number, pytest.approx(4.0)) for number in range(12)]
+    assert "perf/run_delay_ms" not in run.Tags()["scalars"]
 
 
 def test_times_are_those_when_it_happened(sweep):

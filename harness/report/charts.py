@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from harness import stats
+from harness.compare.chains import OBSERVING
 from harness.compare.phases import Phase
 from harness.report import table as tables
 from harness.report.grids import fault_matrix, ladder
 from harness.report.marks import oversubscribed, thinned, typical_start_up
 from harness.report.sweep_report import JobReport, SweepReport
-from harness.report.theme import BLUE, DASHES, GREY, ORANGE, RED, SERIES, SKY, Drawing, figure, shorten, styled
+from harness.report.theme import BLUE, GREY, ORANGE, RED, SKY, Drawing, figure, line, shorten, styled
 
 MOST_ROWS = 40
 """A picture with a row per job shows so many of them; the table has all."""
@@ -71,11 +74,12 @@ def loss_curves(sweep: SweepReport) -> Drawing | None:
         axes.plot(*_curve(job), color=GREY, linewidth=0.6, alpha=0.5)
     for number, job in enumerate(labelled):
         # Equal curves lie on top of each other: each is narrower than the one below.
-        colour, width = SERIES[number % len(SERIES)], 1.2 + 0.5 * (len(labelled) - 1 - number)
-        dash = DASHES[number // len(SERIES)]
-        axes.plot(*_curve(job), color=colour, linestyle=dash, linewidth=width, label=named(job, sweep))
+        look, width = line(number), 1.2 + 0.5 * (len(labelled) - 1 - number)
+        axes.plot(*_curve(job), **look, linewidth=width, label=named(job, sweep))
         evaluations = [one for one in job.result.ranks[0].evaluations if "loss" in one.metrics]
-        axes.plot([e.step for e in evaluations], [e.means()["loss"] for e in evaluations], "o", color=colour, markersize=5)
+        axes.plot(
+            [e.step for e in evaluations], [e.means()["loss"] for e in evaluations], "o", color=look["color"], markersize=5
+        )
     if len(jobs) > MOST_LINES:
         axes.plot([], [], color=GREY, label=f"{len(jobs) - MOST_LINES} other jobs")
     axes.set(xlabel="step", ylabel="loss, mean over the global batch", title="Loss (dots: evaluation)")
@@ -237,22 +241,46 @@ def scaling(sweep: SweepReport) -> Drawing | None:
 Points = dict[int, tuple[float, JobReport]]
 """Number of ranks -> (samples per second, an example)."""
 
+NOT_OF_A_LINE = OBSERVING.union(
+    ("global_batch_size", "seed", "steps", "epochs", "eval_every", "checkpoint_every", "resume", "stop_after")
+)
+"""Settings that may differ within a line: of several jobs that differ in nothing else, the median is drawn."""
+
 
 def _series(jobs: Sequence[JobReport], kind: str) -> dict[str, Points]:
-    groups: dict[tuple[str, str, float, str, str], dict[int, list[JobReport]]] = {}
+    groups: dict[tuple[tuple[str, str], ...], dict[int, list[JobReport]]] = {}
     for job in jobs:
-        train = job.plan.train
-        assert train is not None
-        fixed = train.global_batch_size if kind == "strong" else train.global_batch_size / job.plan.nprocs
-        key = (job.label.get("recipe", ""), tables.settings(job)["launcher"], fixed, str(train.recipe), train.precision)
-        groups.setdefault(key, {}).setdefault(job.plan.nprocs, []).append(job)
+        groups.setdefault(tuple(_line_of(job, kind).items()), {}).setdefault(job.plan.nprocs, []).append(job)
+    lines = {key: by_ranks for key, by_ranks in groups.items() if len(by_ranks) > 1}
     found = {}
-    for (recipe, launcher, fixed, *_), by_ranks in groups.items():
-        if len(by_ranks) > 1:
-            points = {n: (_median_rate(by_ranks[n]), by_ranks[n][0]) for n in sorted(by_ranks)}
-            if not any(math.isnan(rate) for rate, _ in points.values()):
-                found[f"{recipe} {launcher}, batch {fixed:g}".strip()] = points
+    for key, by_ranks in lines.items():
+        points = {n: (_median_rate(by_ranks[n]), by_ranks[n][0]) for n in sorted(by_ranks)}
+        if not any(math.isnan(rate) for rate, _ in points.values()):
+            found[_line_name(dict(key), [dict(other) for other in lines], points)] = points
     return found
+
+
+def _line_of(job: JobReport, kind: str) -> dict[str, str]:
+    """Return the settings, as text, that the jobs of one line have in common."""
+    train = job.plan.train
+    assert train is not None
+    batch = train.global_batch_size if kind == "strong" else train.global_batch_size / job.plan.nprocs
+    chosen = tables.settings(job)
+    named = {"recipe": job.label.get("recipe", ""), "launcher": chosen["launcher"], "batch": f"{batch:g}"}
+    # threads=auto is the same choice for every number of ranks, though not the same number.
+    rest = {"threads": chosen.get("threads", "auto"), **dict(tables.flattened(dataclasses.asdict(train)))}
+    texts = {name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in rest.items()}
+    return named | {name: text for name, text in texts.items() if name not in NOT_OF_A_LINE}
+
+
+def _line_name(mine: Mapping[str, str], lines: Sequence[Mapping[str, str]], points: Points) -> str:
+    """Return recipe, launcher and batch, then whatever else tells a line from the others."""
+    differing = [name for name in mine if len({other.get(name) for other in lines}) > 1]
+    said = [f"{name}={mine[name]}" for name in differing if name not in ("recipe", "launcher", "batch")]
+    threads = {n: job.plan.threads for n, (_, job) in points.items()}
+    if len(set(threads.values())) > 1:
+        said.append(f"threads {' / '.join(map(str, threads.values()))}")
+    return ", ".join([f"{mine['recipe']} {mine['launcher']}".strip(), f"batch {mine['batch']}", *said])
 
 
 def _median_rate(jobs: Sequence[JobReport]) -> float:
@@ -262,11 +290,12 @@ def _median_rate(jobs: Sequence[JobReport]) -> float:
 def _scaling_panel(axes: Axes, kind: str, series: Mapping[str, Points], sweep: SweepReport) -> bool:
     crowded = False
     for number, (name, points) in enumerate(list(series.items())[:MOST_LINES]):
-        colour = SERIES[number % len(SERIES)]
+        look = line(number)
+        colour = look["color"]
         ranks, rates = list(points), [rate for rate, _ in points.values()]
         hollow = [oversubscribed(job, sweep.machine.get("cores", "")) for _, job in points.values()]
         crowded |= any(hollow)
-        axes.plot(ranks, rates, color=colour, linestyle=DASHES[number % len(DASHES)], label=shorten(name))
+        axes.plot(ranks, rates, **look, label=shorten(name, 60))
         axes.plot([ranks[0], ranks[-1]], [rates[0], rates[0] * ranks[-1] / ranks[0]], ":", color=colour, linewidth=1, alpha=0.8)
         for n, rate, is_hollow in zip(ranks, rates, hollow, strict=True):
             axes.plot([n], [rate], "o", color=colour, fillstyle="none" if is_hollow else "full", markersize=7)

@@ -1,7 +1,8 @@
 """The pictures of a sweep, as files: ``pictures/NAME.svg`` for the page, ``pictures/NAME.png`` for everything else.
 
 Drawing costs about a second, a third of it for importing matplotlib. That is little for a sweep and much for a single short
-job, so for one job it is left to ``report=full`` and ``python -m harness.compare``. Whoever shows pictures reads these files.
+job, so for one job without a fault it is left to ``report=full`` and ``python -m harness.compare``. Whoever shows pictures
+reads these files.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Pictures:
     """Draws all pictures for which a sweep has data.
 
     Args:
-        min_jobs: A sweep of fewer jobs gets none.
+        min_jobs: A sweep of fewer jobs gets none, unless faults were put into it: what was found is best seen.
     """
 
     def __init__(self, min_jobs: int = 1) -> None:
@@ -48,7 +49,7 @@ class Pictures:
         """Draw them, in place of older ones."""
         folder = Path(sweep.folder) / FOLDER
         shutil.rmtree(folder, ignore_errors=True)
-        if sum(job.plan.train is not None for job in sweep.jobs) < self._min_jobs:
+        if sum(job.plan.train is not None for job in sweep.jobs) < self._min_jobs and not sweep.faults:
             return
         from harness.report.charts import drawings
 

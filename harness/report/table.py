@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 from harness import stats
 from harness.compare.performance import PerformanceVerdict
@@ -228,6 +228,15 @@ def settings(job: Labelled) -> Mapping[str, str]:
     named = {**job.label, **{name: value for name, value in typed.items() if not name.startswith("hydra")}}
     # nprocs=-1 stands for a number that the plan knows.
     return {**named, "launcher": named.get("launcher", job.plan.method), "nprocs": str(job.plan.nprocs)}
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) for each leaf."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flattened(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def run_name(job: Labelled, jobs: Sequence[Labelled]) -> str:

@@ -11,7 +11,7 @@ import math
 import re
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 OVERLAID = {"loss/train": "loss", "perf/step_ms": "step time, ms", "perf/samples_per_s": "samples per second"}
 """Series that have a chart per recipe and number of ranks, with all launchers in it -> the chart's title."""
 
-RECORDED_ONLY = {"comm_exposed_s": "perf/comm_exposed_ms", "delay_s": "perf/run_delay"}
+RECORDED_ONLY = {"comm_exposed_s": "perf/comm_exposed_ms", "delay_s": "perf/run_delay_ms"}
 """Field of a step, where it was recorded -> tag; the largest over the ranks, in milliseconds."""
 
 
@@ -197,16 +197,7 @@ def hparams(job: Labelled) -> dict[str, Value]:
     train = {name: getattr(job.plan.train, name) for name in vars(job.plan.train)}
     planned = {**train, "backend": job.plan.backend, "threads": job.plan.threads, "device": job.plan.device}
     typed = {name: _number_or_text(text) for name, text in tables.settings(job).items() if name not in planned}
-    return {name: _value(value) for name, value in flattened({**typed, **planned}) if name not in NOT_SHOWN}
-
-
-def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) for each leaf."""
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flattened(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    return {name: _value(value) for name, value in tables.flattened({**typed, **planned}) if name not in NOT_SHOWN}
 
 
 def _number_or_text(text: str) -> Any:

@@ -17,7 +17,7 @@ BLUE, SKY, GREEN, YELLOW, ORANGE, RED, PINK = "#0072b2", "#56b4e9", "#009e73", "
 
 SERIES = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)))
-"""Lines differ in dashes as well, and equal curves show through each other."""
+"""Neighbouring lines differ in dashes as well; colour and dashes together repeat after 12 lines."""
 GREY = "#8c8c8c"
 
 _INK = "#1a1a1b"
@@ -86,6 +86,11 @@ def figure(height: float, columns: int = 1, **grid: Any) -> tuple[Figure, list[A
     made = Figure(figsize=(WIDTH, height), dpi=110, layout="constrained")
     axes = made.subplots(1, columns, squeeze=False, **grid)
     return made, list(axes[0])
+
+
+def line(number: int) -> dict[str, Any]:
+    """Return colour and dashes of the line of that number, counted from 0."""
+    return {"color": SERIES[number % len(SERIES)], "linestyle": DASHES[number % len(DASHES)]}
 
 
 def shorten(text: str, length: int = 40) -> str:
