@@ -306,7 +306,7 @@ def _scaling_panel(axes: Axes, kind: str, series: Mapping[str, Points], sweep: S
     batch = "global" if kind == "strong" else "local"
     axes.set(xlabel=f"ranks (dotted: ideal){note}", ylabel="samples/s")
     axes.set_title(f"{kind.capitalize()}: the {batch} batch stays")
-    axes.legend(loc="upper left")
+    axes.legend(loc="best")
     return crowded
 
 

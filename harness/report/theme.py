@@ -16,8 +16,8 @@ BLUE, SKY, GREEN, YELLOW, ORANGE, RED, PINK = "#0072b2", "#56b4e9", "#009e73", "
 """Okabe and Ito (2008), without black, which would vanish on a dark page."""
 
 SERIES = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
-DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)))
-"""Neighbouring lines differ in dashes as well; colour and dashes together repeat after 12 lines."""
+DASHES = ("-", (0, (6, 2)), (0, (2.5, 1.2)), (0, (6, 1, 1, 1)))
+"""Neighbouring lines differ in dashes as well; colour and dashes together repeat after 12 lines. Dots are for ideals."""
 GREY = "#8c8c8c"
 
 _INK = "#1a1a1b"
