@@ -17,7 +17,8 @@ def main(cfg: DictConfig) -> float:
     return train(current())
 
 
-if __name__ == "__main__":
+def cli() -> None:
+    """Run the command, with a warm server on the way while Hydra composes."""
     from harness.launchers.pool import warm_up_for
 
     try:
@@ -26,3 +27,7 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         # While Hydra composes; from the first rank on, the launcher ends what runs.
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    cli()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -56,7 +57,7 @@ def test_the_wheel_holds_everything_a_run_needs(wheel):
         if name.startswith(("harness/", "hydra_plugins/", "conf/", "recipes/")) and name.endswith((".py", ".yaml", ".gz"))
     }
     assert wanted <= names
-    assert {"run.py"} <= names
+    assert {"run.py", "harness/py.typed"} <= names
     assert not {name for name in names if name.startswith(("tests/", "benchmarks/", "examples/"))}
 
 
@@ -77,7 +78,11 @@ def test_it_trains_from_another_folder(installed, tmp_path, launcher):
 @pytest.mark.ranks
 def test_its_command_trains_too(installed, tmp_path):
     script = tmp_path / "harness"
+    ask = "from importlib.metadata import entry_points as found; print(*found(name='harness'))"
+    module, function = re.search(r"value='(\w+):(\w+)'", run(installed, "-c", ask, cwd=tmp_path)).groups()
     # As pip writes it.
-    script.write_text(f"#!{installed}\nimport sys\nfrom run import main\nif __name__ == '__main__':\n    sys.exit(main())\n")
+    script.write_text(
+        f"#!{installed}\nimport sys\nfrom {module} import {function}\nif __name__ == '__main__':\n    sys.exit({function}())\n"
+    )
     said = run(installed, script, "backend=gloo", "nprocs=2", "steps=2", "threads=1", "compare=off", cwd=tmp_path)
     assert "step 2 of 2" in said
