@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.errors import NotComparable
+
 FORMAT = 1
 """Number of the record format; a reader refuses records of a higher one."""
 
@@ -60,7 +62,7 @@ class Failure:
     Attributes:
         type: Name of its class.
         message: Its text.
-        where: ``file:line in function`` of the innermost frame of the user's own code.
+        where: ``file:line`` of the innermost frame of the user's own code.
         traceback: Python's own text.
         collective: True where it was raised by communication with other ranks, so that it may be a consequence.
         t: CLOCK_MONOTONIC when it was caught, in seconds.
@@ -104,7 +106,11 @@ class RankResult:
 
     @classmethod
     def from_events(cls, rank: int, events: Iterable[Mapping[str, Any]]) -> RankResult:
-        """Join the events of one ``rank-N.jsonl``."""
+        """Join the events of one ``rank-N.jsonl``.
+
+        Raises:
+            NotComparable: A newer harness has written them.
+        """
         fields: dict[str, Any] = {"rank": rank}
         marks: dict[str, float] = {}
         facts: dict[str, Any] = {}
@@ -113,6 +119,7 @@ class RankResult:
             body = {key: value for key, value in event.items() if key != "event"}
             match event["event"]:
                 case "start":
+                    check_format(event, f"rank-{rank}.jsonl")
                     fields["pid"] = body["pid"]
                     marks.update(body["marks"])
                 case "mark":
@@ -164,11 +171,6 @@ class RunResult:
     signal: int | None = None
     marks: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def value(self) -> Any:
-        """What rank 0's task returned, where JSON can hold it."""
-        return self.ranks[0].value
-
     def losses(self) -> list[float]:
         """Return the loss of each step over all ranks: the sum of the sums by the sum of the counts."""
         steps = zip(*(rank.steps for rank in self.ranks), strict=False)
@@ -200,14 +202,22 @@ def to_json(record: Any) -> dict[str, Any]:
     return {"format": FORMAT, **dataclasses.asdict(record)}
 
 
-def run_result_from_json(data: Mapping[str, Any]) -> RunResult:
-    """Return the RunResult that :func:`to_json` wrote.
+def check_format(data: Mapping[str, Any], name: object) -> None:
+    """See to it that this harness can read a record.
+
+    Args:
+        name: The record's file.
 
     Raises:
-        ValueError: The record was written by a newer harness.
+        NotComparable: A newer harness has written it.
     """
-    if data["format"] > FORMAT:
-        raise ValueError(f"this record has format {data['format']}, and this harness reads up to {FORMAT}: update it")
+    # Ranks that wrote none wrote the first.
+    if data.get("format", 1) > FORMAT:
+        raise NotComparable(f"{name} has format {data['format']}, and this harness reads up to {FORMAT}: update it.")
+
+
+def run_result_from_json(data: Mapping[str, Any]) -> RunResult:
+    """Return the RunResult that :func:`to_json` wrote."""
     fields = {key: value for key, value in data.items() if key != "format"}
     fields["ranks"] = tuple(_rank_from_json(rank) for rank in data["ranks"])
     fields["consequences"] = tuple(data["consequences"])

@@ -175,12 +175,6 @@ def beta_quantile(p: float, a: float, b: float) -> float:
     return _bisect(lambda x: beta_cdf(x, a, b), p, 0.0, 1.0)
 
 
-def student_t_cdf(t: float, df: float) -> float:
-    """Return P(T <= t) for Student's t with ``df`` degrees of freedom (Abramowitz and Stegun 26.7.1)."""
-    tail = beta_cdf(df / (df + t * t), df / 2, 0.5) / 2
-    return 1 - tail if t > 0 else tail
-
-
 @lru_cache(maxsize=4096)
 def student_t_quantile(p: float, df: float) -> float:
     """Return t with P(T <= t) = ``p``; ValueError outside 0 < p < 1 or for ``df`` <= 0."""
@@ -340,25 +334,6 @@ def pairs_to_settle(sd: float, margin: float, level: float = 0.95) -> int | None
 
 
 # Proportions
-
-
-def clopper_pearson(k: int, n: int, level: float = 0.95) -> Interval:
-    """Return the exact two-sided interval for a proportion, ``k`` of ``n`` (Clopper and Pearson, 1934)."""
-    _require_counts(k, n)
-    tail = (1 - level) / 2
-    low = 0.0 if k == 0 else beta_quantile(tail, k, n - k + 1)
-    high = 1.0 if k == n else beta_quantile(1 - tail, k + 1, n - k)
-    return Interval(low, high, level)
-
-
-def wilson(k: int, n: int, level: float = 0.95) -> Interval:
-    """Return the score interval for a proportion, ``k`` of ``n`` (Wilson, 1927): near the level on average."""
-    _require_counts(k, n)
-    z = statistics.NormalDist().inv_cdf((1 + level) / 2)
-    share, shrink = k / n, 1 + z * z / n
-    centre = (share + z * z / (2 * n)) / shrink
-    half = z / shrink * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
-    return Interval(max(0.0, centre - half), min(1.0, centre + half), level)
 
 
 def upper_bound(k: int, n: int, level: float = 0.95) -> float:

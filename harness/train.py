@@ -24,7 +24,7 @@ from harness.meter import Meter
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe
 from harness.record import Evaluation, Step, ratio
-from harness.reducing import reducing, watch
+from harness.reducing import reducing, reduction, watch
 from harness.trainer import Seat, StepResult, Trainer
 from harness.verify import MakeTrainer, verify
 
@@ -166,6 +166,7 @@ class Loop:
                 self._evaluate(number)
             if self._plan.checkpoint_every and (last or after % self._plan.checkpoint_every == 0):
                 checkpoint.save(self._trainer, self._rank.run.checkpoint, after)
+        self._rank.record.facts(reduction=reduction(self._trainer.wrapped._ddp))
 
     def value(self) -> float:
         """Return the evaluation's loss; without one, the last step's over all ranks."""

@@ -506,11 +506,6 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert communication.bus_bandwidth(1000, 0.001, 1) == 0.0
 
 
-def test_exposed_communication_is_what_does_not_overlap() -> None:
-    assert communication.exposed_share(comm_s=0.3, overlap_s=0.2, step_s=0.5) == pytest.approx(0.2)
-    assert communication.exposed_share(comm_s=0.3, overlap_s=0.31, step_s=0.5) == 0.0
-
-
 # Phases
 
 
@@ -520,15 +515,15 @@ def test_phases_end_at_their_marks_in_order() -> None:
     assert [part.phase for part in found] == list(phases.PHASES)[1:]
     assert [part.seconds for part in found] == [2 * i + 1 for i in range(15)]
     assert [part.owner for part in found] == ["launcher"] * 5 + ["framework"] * 9 + ["launcher"]
-    assert sum(phases.by_owner(found).values()) == 225.0
+    assert sum(part.seconds for part in found) == 225.0
 
 
 def test_a_missing_mark_joins_its_phase_to_the_next() -> None:
     found = phases.phases({"called": 0.0, "code entered": 1.0, "group ready": 4.0, "returned": 9.0})
-    assert [(part.since, part.phase, part.seconds, part.owner) for part in found] == [
-        ("called", "code entered", 1.0, "launcher"),
-        ("code entered", "group ready", 3.0, "framework"),
-        ("group ready", "returned", 5.0, "framework"),
+    assert [(part.phase, part.seconds, part.owner) for part in found] == [
+        ("code entered", 1.0, "launcher"),
+        ("group ready", 3.0, "framework"),
+        ("returned", 5.0, "framework"),
     ]
 
 
@@ -545,14 +540,6 @@ def test_fewer_than_2_marks_have_no_phase(marks: dict[str, float]) -> None:
 def test_an_unknown_mark_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown marks \\['warmed'\\]"):
         phases.phases({"called": 0.0, "warmed": 1.0})
-
-
-def test_the_slowest_rank_counts_in_each_phase() -> None:
-    ranks = [
-        {"called": 0.0, "process exists": 1.0, "code entered": 5.0},
-        {"called": 0.0, "process exists": 3.0, "code entered": 4.0},
-    ]
-    assert phases.slowest(ranks) == {"process exists": 3.0, "code entered": 4.0}
 
 
 SIDE_BY_SIDE = {f"harness.compare.{name}" for name in ("agreement", "launches", "order")}

@@ -5,13 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.reducing import Reducing, reducing, watch
+from harness.reducing import Reducing, reducing, reduction, watch
 from harness.report.bandwidth import bandwidth_table, measured
 from harness.report.build import sweep_report
 from harness.report.html import sweep_html
 from harness.report.markdown import sweep_markdown
+from harness.report.notes import notes
 from harness.report.terminal import report_lines
-from harness.report.waiting import exposed_share, straggler_of, waiting
+from harness.report.waiting import communication, exposed_share, straggler_of, waiting
 from tests.reports import MACHINE, four_jobs, job_of, result_of
 
 
@@ -66,6 +67,39 @@ def test_communication_is_exposed_where_even_the_last_rank_waits():
     assert waiting(job)["straggler_index"] == 1.0
     plain = job_of(0, nprocs=2)
     assert (exposed_share(plain), straggler_of(plain)) == (None, None)
+
+
+def travelled(job, comm_s, overlap_s):
+    """Return the job with what DDP logs of its buckets, in each rank."""
+    fact = {"bucket_bytes": [2**20, 5 * 2**19], "comm_overlap_s": overlap_s}
+    ranks = [
+        dataclasses.replace(rank, facts={**rank.facts, "reduction": {**fact, "comm_s": comm_s * (1 + rank.rank)}})
+        for rank in job.result.ranks
+    ]
+    return dataclasses.replace(job, result=dataclasses.replace(job.result, ranks=tuple(ranks)))
+
+
+def test_one_line_says_how_much_communication_is_exposed_how_much_overlaps_and_in_which_buckets():
+    job = travelled(with_compute(job_of(0, nprocs=2), 0.002, 0.002), 0.004, 0.003)
+    alone = "(job 0; 75% of the reduction overlaps with the backward; buckets of 1.0, 2.5 MiB)."
+    share = f"{exposed_share(job):.0%}"
+    assert communication([job]) == [f"Communication that nothing hides takes {share} of a step {alone}"]
+    assert communication([job]) == [line for line in notes(sweep_report("f", [job], MACHINE)) if "Communication" in line]
+    more = with_compute(job_of(1, nprocs=2), 0.002, 0.002, exposed_s=(0.003, 0.003))
+    (said,) = communication([job, more])
+    assert "up to" in said and said.endswith("of a step (job 1).")
+    assert waiting(job)["comm_overlap_share"] == 0.75 and waiting(job)["bucket_bytes"] == [1048576, 2621440]
+    assert waiting(more)["comm_overlap_share"] is None and communication([job_of(0)]) == []
+
+
+def test_buckets_and_overlap_are_taken_from_what_ddp_logs():
+    logged = {"bucket_sizes": "32", "avg_backward_comm_time": 4_000_000, "avg_backward_compute_comm_overlap_time": 1_000_000}
+    ddp = SimpleNamespace(_get_ddp_logging_data=lambda: logged)
+    assert reduction(ddp) == {"bucket_bytes": [32], "comm_s": 0.004, "comm_overlap_s": 0.001}
+    logged["rebuilt_bucket_sizes"] = "16, 24"
+    assert reduction(ddp)["bucket_bytes"] == [16, 24]
+    logged["avg_backward_comm_time"] = -1
+    assert reduction(ddp) == reduction(None) == reduction(SimpleNamespace()) == {}
 
 
 def test_what_ddp_no_longer_measures_is_unknown():

@@ -85,14 +85,9 @@ def test_t_quantiles_are_those_of_the_printed_tables(p: float, df: float, expect
 
 
 @pytest.mark.parametrize("t", [-3.0, -0.2, 0.0, 1.0, 12.0])
-def test_t_cdf_agrees_with_the_closed_forms_for_1_and_2_degrees_of_freedom(t: float) -> None:
-    assert stats.student_t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
-    assert stats.student_t_cdf(t, 2) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-12)
-
-
-def test_t_quantile_inverts_the_cdf() -> None:
-    for p, df in itertools.product((0.001, 0.3, 0.6, 0.9, 0.9999), (1, 3, 17, 400)):
-        assert stats.student_t_cdf(stats.student_t_quantile(p, df), df) == pytest.approx(p, abs=1e-9)
+def test_t_quantiles_agree_with_the_closed_forms_for_1_and_2_degrees_of_freedom(t: float) -> None:
+    assert stats.student_t_quantile(0.5 + math.atan(t) / math.pi, 1) == pytest.approx(t, abs=1e-9)
+    assert stats.student_t_quantile(0.5 + t / (2 * math.sqrt(2 + t * t)), 2) == pytest.approx(t, abs=1e-9)
 
 
 @pytest.mark.parametrize(("p", "df"), [(0.0, 3), (1.0, 3), (0.9, 0)])
@@ -228,27 +223,6 @@ def test_effective_sd_is_the_standard_deviation_below_6_pairs_and_robust_from_6(
     assert stats.effective_sd([*normal[:-1], 5.0]) < 0.1 < statistics.stdev([*normal[:-1], 5.0])
 
 
-@pytest.mark.parametrize(
-    ("k", "n", "low", "high"),
-    [(0, 10, 0.0, 0.3085), (5, 10, 0.1871, 0.8129), (10, 10, 0.6915, 1.0), (1, 20, 0.0013, 0.2487)],
-)
-def test_clopper_pearson_intervals_of_the_published_tables(k: int, n: int, low: float, high: float) -> None:
-    interval = stats.clopper_pearson(k, n)
-    assert limits(interval) == pytest.approx((low, high), abs=5e-5)
-
-
-def test_wilson_interval_of_newcombes_examples() -> None:
-    # Newcombe, Statistics in Medicine 17 (1998) 857, table I, method 3: 81/263, 15/148, 0/20, 1/29
-    for k, n, low, high in (
-        (81, 263, 0.2553, 0.3662),
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0.0, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-    ):
-        interval = stats.wilson(k, n)
-        assert limits(interval) == pytest.approx((low, high), abs=5e-5)
-
-
 def test_upper_bound_is_exact_where_the_rule_of_three_rounds() -> None:
     assert stats.upper_bound(0, 59) == pytest.approx(1 - 0.05 ** (1 / 59))
     assert stats.upper_bound(0, 59) < 0.05 < stats.upper_bound(0, 58)  # 59 clean runs are the fewest that show 5 %
@@ -260,9 +234,8 @@ def test_upper_bound_is_exact_where_the_rule_of_three_rounds() -> None:
 
 @pytest.mark.parametrize(("k", "n"), [(1, 0), (3, 2), (-1, 4)])
 def test_proportions_must_be_proportions(k: int, n: int) -> None:
-    for bound in (stats.clopper_pearson, stats.wilson, stats.upper_bound):
-        with pytest.raises(ValueError, match="not a proportion"):
-            bound(k, n)
+    with pytest.raises(ValueError, match="not a proportion"):
+        stats.upper_bound(k, n)
 
 
 @pytest.mark.parametrize("pairs", [3, 5, 6, 10])

@@ -171,7 +171,7 @@ def test_good_jobs_succeed_beside_those_that_fail(sweep: Sweep) -> None:
 def test_training_is_the_same_in_bits(sweep: Sweep, name: str) -> None:
     assert sweep.digests(name) == sweep.digests("plain")
     assert sweep.result(name).losses() == sweep.result("plain").losses()
-    assert sweep.result(name).value == sweep.result("plain").value
+    assert sweep.result(name).ranks[0].value == sweep.result("plain").ranks[0].value
 
 
 def test_new_processes_go_on_in_bits_verified_or_not(sweep: Sweep) -> None:
@@ -211,7 +211,7 @@ def test_the_reported_loss_is_that_of_one_process(sweep: Sweep) -> None:
     assert [e.metrics["loss"][1] for e in two.ranks[0].evaluations] == [5, 5]
     assert [e.step for e in two.ranks[0].evaluations] == [3, 5]
     assert two.ranks[0].evaluations == two.ranks[1].evaluations
-    assert two.value == pytest.approx(two.ranks[0].evaluations[-1].means()["loss"])
+    assert two.ranks[0].value == pytest.approx(two.ranks[0].evaluations[-1].means()["loss"])
 
 
 def test_a_result_survives_being_written(sweep: Sweep) -> None:
@@ -314,7 +314,7 @@ def test_skipped_steps_are_recorded_on_all_ranks_and_training_goes_on(sweep: Swe
     assert sum(flags[0]) == 2  # once in each of two epochs
     assert flags[0].index(True) == len(sweep.result("infinite").ranks[0].steps)
     assert [loss == float("inf") for loss in result.losses()] == flags[0]
-    assert result.value < float("inf")
+    assert result.ranks[0].value < float("inf")
 
 
 def test_workers_of_a_failed_run_are_gone(sweep: Sweep) -> None:
@@ -344,7 +344,7 @@ def test_a_sweeper_gets_rank_0s_values(project: Path, tmp_path: Path) -> None:
         *("global_batch_size=8", "report.reporters=null", f"hydra.sweep.dir={tmp_path}/sweep"),
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    values = [Sweep(tmp_path / "sweep", finished).result(str(number)).value for number in range(3)]
+    values = [Sweep(tmp_path / "sweep", finished).result(str(number)).ranks[0].value for number in range(3)]
     best = yaml.safe_load((tmp_path / "sweep" / "optimization_results.yaml").read_text())
     assert len(set(values)) == 3
     assert best["best_value"] == min(values)

@@ -43,11 +43,3 @@ def bus_bandwidth(num_bytes: int, time_s: float, world_size: int) -> float:
     What each rank's link must carry at least; comparable over numbers of ranks. 0 for one rank, which sends nothing.
     """
     return algorithm_bandwidth(num_bytes, time_s) * 2 * (world_size - 1) / world_size
-
-
-def exposed_share(comm_s: float, overlap_s: float, step_s: float) -> float:
-    """Return the share of a step in which communication alone held it up: (communication - overlap) / step.
-
-    In the terms of DDP's logging data: ``avg_backward_comm_time``, ``avg_backward_compute_comm_overlap_time``.
-    """
-    return max(0.0, comm_s - overlap_s) / step_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from harness import stats
@@ -39,7 +39,6 @@ class Launch:
         throttled: How often the control group held a rank back in the window.
         major_faults: Page faults in the window that had to read a disk.
         involuntary_switches: In the window, per rank; used where ``run_delay_s`` is None.
-        phases: Seconds of each phase of start and end, the slowest rank's.
     """
 
     arm: str
@@ -59,7 +58,6 @@ class Launch:
     throttled: int = 0
     major_faults: int = 0
     involuntary_switches: int = 0
-    phases: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def oversubscribed(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,12 +39,11 @@ PROOF = ("verified", "audited")
 
 @dataclass(frozen=True)
 class Phase:
-    """The time between two marks; ``since`` is the mark before, ``called`` at the earliest."""
+    """The time up to the mark of its name, from the mark before."""
 
     phase: str
     seconds: float
     owner: Owner
-    since: str
 
 
 def phases(marks: Mapping[str, float]) -> list[Phase]:
@@ -63,35 +62,18 @@ def phases(marks: Mapping[str, float]) -> list[Phase]:
     if unknown:
         raise ValueError(f"unknown marks {sorted(unknown)}; known are {list(PHASES)}")
     result: list[Phase] = []
-    since, reached, owners = "", math.nan, set[Owner]()
+    reached, owners = math.nan, set[Owner]()
     for name, owner in PHASES.items():
         owners.add(owner)
         at = marks.get(name, math.nan)
         if not math.isfinite(at):
             continue
-        if since:
-            result.append(Phase(name, max(0.0, at - reached), _sole(owners), since))
+        if not math.isnan(reached):
+            result.append(Phase(name, max(0.0, at - reached), _sole(owners)))
         # max: after a mark made in advance, time goes on from the latest one, so that the phases add up.
-        since, reached, owners = name, at if math.isnan(reached) else max(reached, at), set()
+        reached, owners = at if math.isnan(reached) else max(reached, at), set()
     return result
 
 
 def _sole(owners: set[Owner]) -> Owner:
     return "launcher" if owners == {"launcher"} else "framework"
-
-
-def slowest(ranks: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return for each phase the time of the rank that took longest, in seconds; ``ranks`` are the marks of each."""
-    longest: dict[str, float] = {}
-    for marks in ranks:
-        for phase in phases(marks):
-            longest[phase.phase] = max(longest.get(phase.phase, 0.0), phase.seconds)
-    return longest
-
-
-def by_owner(parts: Iterable[Phase]) -> dict[Owner, float]:
-    """Return the seconds of the launcher and of the framework."""
-    totals: dict[Owner, float] = {"launcher": 0.0, "framework": 0.0}
-    for part in parts:
-        totals[part.owner] += part.seconds
-    return totals

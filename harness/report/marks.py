@@ -47,7 +47,7 @@ def typical_start_up(jobs: Sequence[JobReport]) -> list[Phase]:
 def _typical(name: str, found: Sequence[dict[str, Phase]]) -> Phase:
     seconds = stats.median([one[name].seconds if name in one else 0.0 for one in found])
     example = next(one[name] for one in found if name in one)
-    return Phase(name, seconds, example.owner, example.since)
+    return Phase(name, seconds, example.owner)
 
 
 def oversubscribed(job: JobReport, machine_cores: str) -> bool:

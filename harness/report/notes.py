@@ -11,12 +11,14 @@ from harness.compare.performance import PerformanceVerdict
 from harness.report.rungs import place
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import launches, ranges, state, step_times
+from harness.report.waiting import communication
 
 
 def notes(sweep: SweepReport) -> list[str]:
     """Return what every report says, a sentence each."""
     found = [f"{said}." for job in sweep.jobs for said in (*_undecided(job), *_of_rival(job), *_resolved(job))]
     found += disturbed(sweep.jobs) + compressed(sweep.jobs) + left_out(sweep.jobs) + unsteady(sweep.jobs)
+    found += communication(sweep.jobs)
     found += [f"job {job.plan.job}: {said}" for job in sweep.jobs for said in sweep.remarks.get(job.plan.job, ())]
     found += _unclaimed(sweep.jobs)
     return found + [f"job {job.plan.job}: {why_red(job)}" for job in sweep.jobs if state(job) == "red"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from harness import stats
 from harness.compare.communication import Straggler, straggler
 from harness.report.sweep_report import JobReport
-from harness.report.table import step_times
+from harness.report.table import grouped, step_times
 
 WORTH_SAYING = 1.2
 """A straggler index above it is said."""
@@ -33,11 +33,25 @@ def exposed_share(job: JobReport) -> float | None:
     return stats.median(known) / stats.median(step_times(job)) if known else None
 
 
-def waiting(job: JobReport) -> Mapping[str, float | int | None]:
+def overlap_share(job: JobReport) -> float | None:
+    """Return the share of the reduction that the backward hides, of the rank whose reduction is the shortest."""
+    found = [rank.facts["reduction"] for rank in job.result.ranks if rank.facts.get("reduction")]
+    least = min(found, key=lambda one: one["comm_s"], default={"comm_s": 0.0})
+    return least["comm_overlap_s"] / least["comm_s"] if least["comm_s"] else None
+
+
+def bucket_bytes(job: JobReport) -> list[int]:
+    """Return the sizes of the buckets in which gradients travelled; empty where they are not known."""
+    facts = job.result.ranks[0].facts if job.result.ranks else {}
+    return list(facts.get("reduction", {}).get("bucket_bytes", ()))
+
+
+def waiting(job: JobReport) -> Mapping[str, float | int | list[int] | None]:
     """Return the numbers for machines."""
     slow = straggler_of(job)
     index, rank = (slow.index, slow.rank) if slow else (None, None)
-    return {"comm_exposed_share": exposed_share(job), "straggler_index": index, "slowest_rank": rank}
+    shares = {"comm_exposed_share": exposed_share(job), "comm_overlap_share": overlap_share(job)}
+    return {**shares, "bucket_bytes": bucket_bytes(job), "straggler_index": index, "slowest_rank": rank}
 
 
 def waiting_said(job: JobReport) -> list[str]:
@@ -47,3 +61,16 @@ def waiting_said(job: JobReport) -> list[str]:
         return []
     often = f"rank {slow.rank} is the slowest in {slow.share:.0%} of the steps"
     return [f"the slowest rank computes {slow.index:.2f} times as long as the typical one (straggler index); {often}"]
+
+
+def communication(jobs: Iterable[JobReport]) -> list[str]:
+    """Return how much of a step is communication that nothing hides, at most, and how gradients travelled there."""
+    shares = {job.plan.job: (share, job) for job in jobs if job.plan.nprocs > 1 and (share := exposed_share(job)) is not None}
+    if not shares:
+        return []
+    number, (share, job) = max(shares.items(), key=lambda pair: pair[1][0])
+    hidden, sizes = overlap_share(job), [grouped(size / 2**20, 1) for size in bucket_bytes(job)]
+    how = [f"job {number}", *([f"{hidden:.0%} of the reduction overlaps with the backward"] if hidden is not None else [])]
+    how += [f"buckets of {', '.join(sizes)} MiB"] if sizes else []
+    at_most = "up to " if len(shares) > 1 else ""
+    return [f"Communication that nothing hides takes {at_most}{share:.0%} of a step ({'; '.join(how)})."]
