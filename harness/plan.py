@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.faults import table as faults
-from harness.record import FORMAT
+from harness.record import FORMAT, check_format
 from harness.rundir import RunDir, write_json
 
 METHODS = ("spawn", "launch", "torchrun", "inline")
@@ -239,9 +239,14 @@ class RunPlan:
 
     @classmethod
     def read(cls, run: RunDir) -> RunPlan:
-        """Return the plan of a run's folder."""
+        """Return the plan of a run's folder.
+
+        Raises:
+            NotComparable: A newer harness has written it.
+        """
         data = json.loads(run.plan.read_text())
-        data.pop("format")
+        check_format(data, run.plan)
+        del data["format"]
         task = dict(data.pop("task"))
         task["arguments"] = tuple(task["arguments"])
         train, trial = data.pop("train"), data.pop("trial")

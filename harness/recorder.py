@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from harness.errors import BackendUnavailable, ConfigError, HarnessError, Mismatch
-from harness.record import Evaluation, Failure, Step
+from harness.record import FORMAT, Evaluation, Failure, Step
 from harness.rundir import write_whole
 
 _COLLECTIVE = re.compile(r"Connection (closed|reset) by peer|gloo|NCCL|Timed out waiting|Socket Timeout|store", re.IGNORECASE)
@@ -50,7 +50,7 @@ class Recorder:
 
     def start(self, pid: int, entered: float) -> None:
         """Record that this rank's code runs; ``entered`` is CLOCK_MONOTONIC in seconds."""
-        self.event("start", pid=pid, marks={"code entered": entered})
+        self.event("start", format=FORMAT, pid=pid, marks={"code entered": entered})
 
     def mark(self, name: str) -> None:
         """Record the end of a phase."""

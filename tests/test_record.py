@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import NotComparable
 from harness.plan import RunPlan, Task, TrainPlan
-from harness.record import FORMAT, Evaluation, Failure, RankResult, RunResult, Step, run_result_from_json, to_json
+from harness.record import FORMAT, Evaluation, Failure, RankResult, RunResult, Step, check_format, run_result_from_json, to_json
 from harness.recorder import Recorder, failure_of
 from harness.rundir import RunDir, has_end
 
@@ -40,9 +41,18 @@ def test_round_trip() -> None:
     assert repr(again) == repr(result())
 
 
-def test_newer_format_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"has format {FORMAT + 1}, and this harness reads up to {FORMAT}"):
-        run_result_from_json({**to_json(result()), "format": FORMAT + 1})
+def test_newer_format_is_refused(tmp_path: Path) -> None:
+    newer, run = {"format": FORMAT + 1}, RunDir(tmp_path)
+    with pytest.raises(
+        NotComparable, match=rf"^a\.json has format {FORMAT + 1}, and this harness reads up to {FORMAT}: update it\.$"
+    ):
+        check_format(newer, "a.json")
+    with pytest.raises(NotComparable, match=r"^rank-1\.jsonl has format"):
+        RankResult.from_events(1, [{"event": "start", **newer, "pid": 1, "marks": {}}])
+    RunPlan(Task("script")).write(run)
+    run.plan.write_text(json.dumps(json.loads(run.plan.read_text()) | newer))
+    with pytest.raises(NotComparable, match=r"plan\.json has format"):
+        RunPlan.read(run)
 
 
 def test_events_become_the_same_record(tmp_path: Path) -> None:
@@ -67,7 +77,7 @@ def test_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
         record.start(17, 1.0)
     with run.records(0).open("a") as file:
         file.write('{"event": "end", "sta')
-    assert [event["event"] for event in run.events(0)] == ["start"]
+    assert [(event["event"], event["format"]) for event in run.events(0)] == [("start", FORMAT)]
     assert RankResult.from_events(0, run.events(0)).status == "unfinished"
 
 

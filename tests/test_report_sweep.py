@@ -11,6 +11,7 @@ from harness.compare.__main__ import main
 from harness.errors import ConfigError, NotComparable
 from harness.machine import machine_facts
 from harness.plan import Ddp
+from harness.record import FORMAT
 from harness.report import table as tables
 from harness.report.against import against, against_table
 from harness.report.arms import launch_of
@@ -77,8 +78,18 @@ def test_records_of_another_version_are_refused_by_name(tmp_path):
     plan = json.loads(RunDir(folder / "0").plan.read_text())
     del plan["task"]
     RunDir(folder / "0").plan.write_text(json.dumps(plan))
-    with pytest.raises(NotComparable, match=r"0/plan\.json was written by another version"):
+    with pytest.raises(NotComparable, match=r"four_jobs/0 was written by another version"):
         read_sweep(folder)
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "1/plan.json", "1/result.json", "1/evidence.json", "1/audit.json"])
+def test_records_of_a_newer_format_are_refused_in_a_sentence(name, tmp_path, capsys):
+    folder = recorded("four_jobs", tmp_path)
+    path = folder / name
+    data = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**data, "format": FORMAT + 1}))
+    assert main([str(folder)]) == 1
+    assert capsys.readouterr().err == f"{path} has format {FORMAT + 1}, and this harness reads up to {FORMAT}: update it.\n"
 
 
 def test_batches_of_one_sweep_are_joined_and_a_new_sweep_begins_anew(tmp_path):

@@ -25,7 +25,7 @@ from harness.compare.correctness import Verdict
 from harness.compare.rung import Rung
 from harness.errors import NotComparable
 from harness.plan import RunPlan, TrainPlan
-from harness.record import FORMAT, RankResult, RunResult, run_result_from_json
+from harness.record import FORMAT, RankResult, RunResult, check_format, run_result_from_json
 from harness.report.build import sweep_report
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import Labelled
@@ -68,8 +68,18 @@ class SweepDir:
         """Return the index; an empty one where there is none."""
         if not self.index.exists():
             return {"machine": {}, "clock_offset_s": None, "jobs": []}
-        data: dict[str, Any] = json.loads(self.index.read_text())
-        return data
+        return dict(_read_record(self.index))
+
+
+def _read_record(path: Path) -> Any:
+    """Return the JSON of a file.
+
+    Raises:
+        NotComparable: A newer harness has written it.
+    """
+    data = json.loads(path.read_text())
+    check_format(data, path)
+    return data
 
 
 def find_sweeps(path: str | os.PathLike[str]) -> list[Path]:
@@ -122,7 +132,7 @@ def _by_verifications(jobs: Iterable[JobReport]) -> Iterator[JobReport]:
 
 
 def _against_verification(job: JobReport, verdict: Verdict, known: JobReport) -> JobReport:
-    mine, other = (json.loads(RunDir(one.folder).evidence.read_text()) for one in (job, known))
+    mine, other = (_read_record(RunDir(one.folder).evidence) for one in (job, known))
     rung = compare_verifications(known.plan, other, job.plan, mine)
     return dataclasses.replace(job, correctness=verdict.joined_by(rung))
 
@@ -141,19 +151,17 @@ def _with_faults(sweep: SweepReport) -> SweepReport:
 
 def read_audit(run: RunDir) -> dict[str, Any] | None:
     """Return what an audit has left in a run's folder; None without one."""
-    if not run.audit.exists():
-        return None
-    data: dict[str, Any] = json.loads(run.audit.read_text())
-    return data
+    return dict(_read_record(run.audit)) if run.audit.exists() else None
 
 
 def _read_job(folder: Path, entry: Mapping[str, Any]) -> JobReport:
     run = RunDir(folder)
     try:
         plan = RunPlan.read(run)
+        result = read_result(run, plan)
     except (KeyError, TypeError, ValueError) as error:
-        raise NotComparable(f"{run.plan} was written by another version of harness, and cannot be read: {error!r}.") from error
-    return job_report(plan, run, read_result(run, plan), entry.get("label", {}), entry.get("overrides", ()))
+        raise NotComparable(f"{run.path} was written by another version of harness, and cannot be read: {error!r}.") from error
+    return job_report(plan, run, result, entry.get("label", {}), entry.get("overrides", ()))
 
 
 def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str, str], overrides: Sequence[str]) -> JobReport:
@@ -168,7 +176,7 @@ def _of_training(plan: RunPlan, train: TrainPlan, run: RunDir, result: RunResult
     """Yield the rungs of a whole training that has ended well."""
     yield compare_ranks(chains_of(result), train.sync_bn)
     if not train.resume:
-        yield compare_observed(json.loads(run.evidence.read_text()), chains_of(result))
+        yield compare_observed(_read_record(run.evidence), chains_of(result))
     if train.compare in RESUMES:
         yield judge_resumed(plan, result, run, _read_inside(run.interrupted), _read_inside(run.resumed))
 
@@ -190,12 +198,12 @@ def read_verdict(run: RunDir) -> Verdict | None:
     """Return what the ladder of checks says of a run; None where nothing was verified."""
     if not run.evidence.exists():
         return None
-    return correctness.judge(json.loads(run.evidence.read_text()))
+    return correctness.judge(_read_record(run.evidence))
 
 
 def read_result(run: RunDir, plan: RunPlan) -> RunResult:
     """Return what came out of a run; where its parent did not live to write that, what the ranks recorded."""
     if run.result.exists():
-        return run_result_from_json(json.loads(run.result.read_text()))
+        return run_result_from_json(_read_record(run.result))
     ranks = tuple(RankResult.from_events(rank, run.events(rank)) for rank in range(plan.nprocs))
     return RunResult("failed", ranks, message=f"the run was ended before it was judged: there is no {run.result.name}.")
