@@ -120,6 +120,31 @@ def test_start_up_is_claimed_beside_the_speed_and_how_sure_that_is():
     assert tables.start_cell(unknown) == ""
 
 
+def test_no_speed_rests_on_launches_that_trained_something_else_than_was_verified():
+    def with_other_bits(job, order):
+        trials = []
+        for plan, result in job.trials:
+            other = tuple(dataclasses.replace(r, digests=({"done": 12, "parameters": "other"},)) for r in result.ranks)
+            trials.append((plan, dataclasses.replace(result, ranks=other) if plan.trial.order == order else result))
+        return dataclasses.replace(job, trials=tuple(trials))
+
+    base, job = with_trials(job_of(0, "spawn", 2), 1.0), with_trials(job_of(1, "launch", 2), 1.5)
+    sweep = sweep_report("f", [base, with_other_bits(job, 5)], MACHINE)
+    assert (sweep.jobs[1].strayed, tables.speed_cell(sweep.jobs[1]), sweep.jobs[1].start) == ((5,), "not compared", None)
+    said = (
+        "job 1: launch 5 of the comparison trained other bits than the job's own run: no speed is claimed that rests on them."
+    )
+    assert said in notes(sweep)
+    assert tables.speed_cell(sweep_report("f", [with_other_bits(base, 2), job], MACHINE).jobs[1]) == "not compared"
+    free = replaced(with_other_bits(job, 5), deterministic=False)
+    assert sweep_report("f", [replaced(base, deterministic=False), free], MACHINE).jobs[1].speed is not None
+
+
+def replaced(job, **train):
+    plan = dataclasses.replace(job.plan, train=dataclasses.replace(job.plan.train, **train))
+    return dataclasses.replace(job, plan=plan)
+
+
 def test_launchers_are_told_apart_at_each_number_of_ranks():
     made = [(0, "spawn", 1), (1, "launch", 1), (2, "spawn", 2), (3, "launch", 2)]
     factors = {0: 1.0, 1: 1.0, 2: 0.6, 3: 0.9}

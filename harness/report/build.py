@@ -40,7 +40,7 @@ def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str,
         return job
     if job.identical_to is None:
         job = dataclasses.replace(job, identical_to=_twin(job, before))
-    job = _against_launchers(job, before)
+    job = dataclasses.replace(_against_launchers(job, before), strayed=tuple(_strayed(job)))
     if job.baseline is not None or not step_times(job):
         return job
     job = dataclasses.replace(job, resolutions=tuple(_resolutions(job, machine)))
@@ -61,6 +61,8 @@ def _against_launchers(job: JobReport, before: Sequence[JobReport]) -> JobReport
 
 
 def _speed(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> PerformanceVerdict | None:
+    if base.strayed or job.strayed:
+        return None
     paired = _paired(base, job)
     mine, theirs = (trials_of(one, machine) if paired else [launch_of(one, machine)] for one in (job, base))
     try:
@@ -73,7 +75,7 @@ def _against_rival(job: JobReport, before: Sequence[JobReport], machine: Mapping
     """Return the job with how it runs and starts against the first one of as many ranks; one launch says nothing of that."""
     alike = (one for one in before if one.plan.nprocs == job.plan.nprocs and work(one) == work(job) and _paired(one, job))
     rival = next(alike, None)
-    if rival is None:
+    if rival is None or rival.strayed or job.strayed:
         return job
     try:
         arms = trials_of(rival, machine), trials_of(job, machine)
@@ -84,6 +86,14 @@ def _against_rival(job: JobReport, before: Sequence[JobReport], machine: Mapping
 
 def _paired(base: JobReport, job: JobReport) -> bool:
     return bool(base.trials and job.trials) and may_pair(base.plan, job.plan)
+
+
+def _strayed(job: JobReport) -> Iterator[int]:
+    """Yield the numbers of the launches whose training is not the one that was verified, bit for bit."""
+    if job.plan.train is not None and job.plan.train.deterministic:
+        for plan, result in job.trials:
+            if result.status == "ok" and digests(dataclasses.replace(job, result=result)) != digests(job):
+                yield plan.trial.order if plan.trial else 0
 
 
 def may_pair(plan: RunPlan, other: RunPlan) -> bool:
@@ -104,7 +114,7 @@ def _per_rank(plan: RunPlan) -> float:
 
 def _resolutions(job: JobReport, machine: Mapping[str, str]) -> Iterator[Resolution]:
     """Yield what the launches of one job, held against each other, show of the machine, if that was asked for."""
-    launches = trials_of(job, machine)
+    launches = trials_of(job, machine) if not job.strayed else []
     if launches and all(plan.trial and plan.trial.aa for plan, _ in job.trials):
         yield from filter(None, (resolution(launches, quantity) for quantity in MARGINS))
 

@@ -36,9 +36,9 @@ def _sentence(plain: JobReport, single: JobReport | None, many: JobReport, machi
 
 
 def _launches(arms: Sequence[JobReport], machine: Mapping[str, str]) -> list[list[Launch]]:
-    """Return what was launched in turn, where all arms were; else the jobs' own runs."""
+    """Return what was launched in turn, where all arms were and trained what was verified; else the jobs' own runs."""
     orders = [plan.trial.order for arm in arms for plan, _ in arm.trials if plan.trial]
-    if all(arm.trials for arm in arms) and len(set(orders)) == len(orders):
+    if all(arm.trials and not arm.strayed for arm in arms) and len(set(orders)) == len(orders):
         return [trials_of(arm, machine) for arm in arms]
     return [[launch_of(arm, machine)] for arm in arms]
 

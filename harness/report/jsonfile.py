@@ -48,6 +48,7 @@ def _job(job: JobReport) -> dict[str, Any]:
         "step_s": tables.step_s(job),
         "step_spread_s": tables.typical_step_s(job)[1],
         "num_launches": len(tables.launches(job)),
+        "strayed_launches": list(job.strayed),
         "samples_per_s": tables.samples_per_s(job),
         "wall_s": tables.wall_s(job),
         **waiting(job),

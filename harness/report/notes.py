@@ -18,7 +18,7 @@ def notes(sweep: SweepReport) -> list[str]:
     """Return what every report says, a sentence each."""
     found = [f"{said}." for job in sweep.jobs for said in (*_undecided(job), *_of_rival(job), *_resolved(job))]
     found += disturbed(sweep.jobs) + compressed(sweep.jobs) + left_out(sweep.jobs) + unsteady(sweep.jobs)
-    found += communication(sweep.jobs)
+    found += strayed(sweep.jobs) + communication(sweep.jobs)
     found += [f"job {job.plan.job}: {said}" for job in sweep.jobs for said in sweep.remarks.get(job.plan.job, ())]
     found += _unclaimed(sweep.jobs)
     return found + [f"job {job.plan.job}: {why_red(job)}" for job in sweep.jobs if state(job) == "red"]
@@ -94,6 +94,12 @@ def left_out(jobs: Iterable[JobReport]) -> list[str]:
             count = f"{len(skipped)} of {len(steps)} steps were left out because a loss was not finite"
             found.append(f"job {job.plan.job}: {count}, the first is step {skipped[0]} (counted from 0).")
     return found
+
+
+def strayed(jobs: Iterable[JobReport]) -> list[str]:
+    """Return which launches trained something else than was verified: how fast that is says nothing of the job."""
+    what = "trained other bits than the job's own run, which was verified: no speed rests on it"
+    return [f"job {job.plan.job}: launch {ranges(job.strayed)} of its comparison {what}." for job in jobs if job.strayed]
 
 
 def unsteady(jobs: Iterable[JobReport]) -> list[str]:

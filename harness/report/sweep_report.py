@@ -27,6 +27,7 @@ class JobReport:
         pace: Its speed against the rival's.
         start: The same for the time from the call to the first step.
         trials: Plan and result of each further launch, made to compare launchers.
+        strayed: Their numbers that trained other bits than the job's own run, so that no speed rests on any of them.
         resolutions: What the job, held against itself, shows of the machine; empty unless that was asked for.
     """
 
@@ -43,6 +44,7 @@ class JobReport:
     pace: PerformanceVerdict | None = None
     start: PerformanceVerdict | None = None
     trials: tuple[tuple[RunPlan, RunResult], ...] = ()
+    strayed: tuple[int, ...] = ()
     resolutions: tuple[Resolution, ...] = ()
 
 
