@@ -106,6 +106,8 @@ def synchronised(module: nn.Module) -> Iterator[None]:
 def convert_sync_batchnorm(module: nn.Module, group: ProcessGroup | None = None) -> nn.Module:
     """Turn every BatchNorm in ``module``, or ``module`` itself, into a `SyncBatchNorm` over ``group``.
 
+    Without ``group``, a layer that is synchronised already keeps its own.
+
     The layers change their class in place: parameters, buffers, flags, hooks, names and sharing stay as they are.
 
     Returns:
@@ -118,9 +120,17 @@ def convert_sync_batchnorm(module: nn.Module, group: ProcessGroup | None = None)
         if isinstance(layer, LazyModuleMixin) and isinstance(layer, _BatchNorm):
             raise ConfigError(f"{type(layer).__name__} does not know its size yet. Run the model once before.")
         if isinstance(layer, _BatchNorm):
+            own = group_of(layer)
             layer.__class__ = SyncBatchNorm
-            layer.__dict__["group"] = group or layer.__dict__.get("process_group")  # torch's SyncBatchNorm brings one
+            layer.__dict__["group"] = group or own
     return module
+
+
+def group_of(layer: nn.Module) -> ProcessGroup | None:
+    """Return the group of a layer that is synchronised already, by us or by torch; None is the default one."""
+    if isinstance(layer, nn.SyncBatchNorm):
+        return layer.process_group
+    return layer.group if isinstance(layer, SyncBatchNorm) else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ class Captured:
         ids: Of the global batch, as this rank has it.
         pieces: Of this rank's part, as it loaded them.
         local: Gradients before the reduction, weighted.
+        batch: Digest of the loaded samples.
         reduced: Gradients after it, before clipping and before the division by the number of items.
         skipped: True where all ranks left the step out, because a loss was not finite.
         exchanged: What synchronised layers told and heard, in order.
@@ -35,6 +36,7 @@ class Captured:
     lr: list[float]
     before: Digests
     loaded: list[Any]
+    batch: str
     losses: list[float] = field(default_factory=list)
     counts: list[float] = field(default_factory=list)
     local: Gradients = field(default_factory=dict)
@@ -53,9 +55,9 @@ class Captured:
         return value_digest(self.random["torch"])
 
     @property
-    def batch(self) -> str:
-        """Digest of the loaded samples."""
-        return value_digest(self.loaded)
+    def device_rng(self) -> str:
+        """The same of the CUDA device's own, from which dropout draws there; empty without one."""
+        return value_digest(self.random["cuda"]) if "cuda" in self.random else ""
 
     def must_move(self, name: str, moved_in_replay: bool) -> bool:
         """Return True where a parameter moves if its gradient is not zero.
@@ -94,13 +96,15 @@ class Capture:
         state = TrainingState.of(trainer.model, trainer.optimizer)
         random = random_states()
         batch, loaded = next(self._steps)
+        samples = [piece for _, piece in loaded]
         captured = Captured(
             ids=list(batch),
             pieces=[list(piece) for piece in trainer.pieces(batch)],
             random=random,
             lr=[float(group["lr"]) for group in trainer.optimizer.param_groups],
             before=self._state(),
-            loaded=[piece for _, piece in loaded],
+            loaded=samples,
+            batch=value_digest(samples),
             lr_of=self._lr_of(),
         )
         self._local, self._losses, self._counts, self._reduced = {}, [], [], {}

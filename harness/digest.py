@@ -1,15 +1,18 @@
-"""Digests of tensors: equal if and only if the bits are."""
+"""Digests of tensors, and of what holds them: equal if and only if the bits are."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from harness.errors import ConfigError
 from harness.record import joined
 
 Digests = dict[str, str]
@@ -27,7 +30,11 @@ def bits(tensor: Tensor) -> memoryview:
 
 def tensor_digest(tensor: Tensor) -> str:
     """Return 16 hexadecimal digits of SHA-256 over type, shape and bits."""
-    return hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + bits(tensor)).hexdigest()[:16]
+    return _hexadecimal(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + bits(tensor))
+
+
+def _hexadecimal(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def gradient_digest(gradient: Tensor | None) -> str:
@@ -57,8 +64,36 @@ def _flat(prefix: str, value: Any) -> Iterable[tuple[str, str]]:
     elif isinstance(value, list | tuple):
         for key, inner in enumerate(value):
             yield from _flat(f"{prefix}.{key}", inner)
-    else:
+    elif isinstance(value, set | frozenset):
+        yield prefix, joined({value_digest(inner): "" for inner in sorted(value, key=value_digest)})
+    elif isinstance(value, numpy.ndarray | numpy.generic) and not value.dtype.hasobject:
+        yield prefix, _hexadecimal(f"{value.dtype.str}{value.shape}".encode() + value.tobytes())
+    elif value is None or type(value) in PLAIN:
         yield prefix, repr(value)
+    elif isinstance(value, type | FunctionType | BuiltinFunctionType):
+        yield prefix, f"{value.__module__}.{value.__qualname__}"
+    else:
+        yield from _flat(prefix, _parts(value))
+
+
+PLAIN = (bool, int, float, complex, str, bytes)
+"""Types whose representation tells all."""
+
+
+def _parts(value: object) -> list[Any]:
+    """Return what an object is made again of, as :mod:`pickle` sees it; which of its parts are one object does not count.
+
+    Raises:
+        ConfigError: It cannot be pickled: then its representation may be its address, and no two of it are equal.
+    """
+    try:
+        made = value.__reduce_ex__(4)
+    except Exception as error:
+        raise ConfigError(
+            f"There is no digest of a {type(value).__name__} ({error}). Batches and the state of optimizers are compared: let "
+            "them hold tensors, arrays, plain values, or objects that can be pickled."
+        ) from None
+    return [made] if isinstance(made, str) else [list(part) if isinstance(part, Iterator) else part for part in made]
 
 
 def state_digests(model: nn.Module, optimizer: Optimizer) -> Digests:
@@ -76,5 +111,9 @@ def kind_digests(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
 
 
 def value_digest(value: Any) -> str:
-    """Return one digest of all tensors and plain values in nested containers, such as a loaded batch."""
-    return hashlib.sha256(repr(list(_flat("", value))).encode()).hexdigest()[:16]
+    """Return one digest of all that nested containers and objects hold, such as a loaded batch.
+
+    Raises:
+        ConfigError: They hold something that cannot be pickled.
+    """
+    return _hexadecimal(repr(list(_flat("", value))).encode())

@@ -3,8 +3,11 @@
 What it checks, it does by means of its own: the weights of unequal shards, the sum over pieces, the mean over ranks (in
 float64, from what the ranks themselves captured), clipping (torch's own), the declared learning rate (a scheduler of its own),
 the optimizer's step (a new optimizer with the recipe's own settings), evaluation, and the samples of a batch, loaded again from
-a data set of its own. It shares with the run: the recipe, torch's kernels, thread count and determinism flags, the seed's
-derivation, and :mod:`harness.digest`.
+a data set of its own. It shares with the run: the recipe, and how it and its scheduler are made (:mod:`harness.recipe`);
+torch's kernels, thread count and determinism flags; the seed's derivation; :mod:`harness.digest`; copies of state
+(:mod:`harness.state`); synchronised layers and what they exchange (:mod:`harness.batchnorm`, :mod:`harness.exchange`), which R7
+holds against plain BatchNorm over the whole batch; and, where BatchNorm takes its statistics over shards, which samples these
+are (:mod:`harness.shard`, whose parts R1 checks).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -23,14 +27,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
-from harness.batchnorm import SyncBatchNorm, synchronised
+from harness.batchnorm import SyncBatchNorm, group_of, synchronised
 from harness.digest import Digests, digests, optimizer_digests, state_digests, value_digest
 from harness.exchange import Exchanged, OneProcess, Replaying, exchanging
+from harness.group import world_size
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe, make_scheduler
 from harness.rounding import Gradients
 from harness.seeds import derive, seed_everything
 from harness.state import TrainingState, random_states, set_random_states
+
+NEEDS_PEERS = "torch.nn.SyncBatchNorm asks the other ranks (sync_bn=true puts in its place what can be replayed)"
+IN_SUBGROUPS = "a BatchNorm layer is synchronised among some of the ranks, and one process has no such group"
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Replayed:
         gradients: Weighted as the run's are.
         buffers: After the pieces.
         batch: Digest of the samples that it loaded.
-        drew_random: True where forward or the data set drew random numbers.
+        drew_random: True where forward drew random numbers.
         exchanged: What its synchronised layers told, and what the rank itself had heard.
     """
 
@@ -54,6 +62,25 @@ class Replayed:
     batch: str
     drew_random: bool
     exchanged: list[Exchanged]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's part of a global batch, and what else went into its step.
+
+    Attributes:
+        pieces: Sample numbers, a list for each backward.
+        global_size: Samples in the global batch.
+        random: The rank's generators before it loaded its samples.
+        loaded: The batches as the rank loaded them, where they cannot be loaded again; None to load them.
+        exchanged: What synchronised layers of the rank told and heard.
+    """
+
+    pieces: Sequence[Sequence[int]]
+    global_size: int
+    random: Mapping[str, Any]
+    loaded: Sequence[Any] | None
+    exchanged: Sequence[Exchanged] = ()
 
 
 class Reference:
@@ -93,9 +120,14 @@ class Reference:
         return [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
 
     @property
-    def needs_peers(self) -> bool:
-        """True where the recipe itself has layers of torch's that ask the other ranks, and do not say what they hear."""
-        return any(isinstance(layer, nn.SyncBatchNorm) for layer in self.batch_norms) and not self._plan.sync_bn
+    def why_not_alone(self) -> str:
+        """Why one process cannot replay a rank, whose model asks other ranks; empty where it can."""
+        if self._world_size == 1:
+            return ""
+        if any(isinstance(layer, nn.SyncBatchNorm) for layer in self.batch_norms) and not self._plan.sync_bn:
+            return NEEDS_PEERS
+        groups = [group_of(layer) for layer in self.batch_norms]
+        return IN_SUBGROUPS if any(world_size(group) != self._world_size for group in groups if group is not None) else ""
 
     @property
     def is_partly_synchronised(self) -> bool:
@@ -105,73 +137,49 @@ class Reference:
 
     # --- one shard ---------------------------------------------------------------------------------------------------
 
-    def replay(
-        self,
-        state: TrainingState,
-        pieces: Sequence[Sequence[int]],
-        global_size: int,
-        random: Mapping[str, Any],
-        loaded: Sequence[Any] | None,
-        exchanged: Sequence[Exchanged] = (),
-    ) -> Replayed:
-        """Return losses and gradients of one shard.
-
-        Args:
-            state: Of the run, before the step; its buffers are rank 0's, from which each training forward starts.
-            pieces: Sample numbers, a list for each backward.
-            global_size: Samples in the global batch.
-            random: The rank's generators before it loaded its samples.
-            loaded: The batches as the rank loaded them, where they cannot be loaded again; None to load them.
-            exchanged: What synchronised layers of the rank told and heard.
-        """
-        told = Replaying(exchanged, self._world_size)
+    def replay(self, state: TrainingState, part: Shard) -> Replayed:
+        """Return losses and gradients of one shard; buffers of ``state`` are rank 0's, from which each forward starts."""
+        told = Replaying(part.exchanged, self._world_size)
         with exchanging(told), synchronised(self.model) if self._plan.sync_bn else nullcontext():
-            return self._replay(state, pieces, global_size, random, loaded, told)
+            return self._replay(state, part, told)
 
-    def _replay(
-        self,
-        state: TrainingState,
-        pieces: Sequence[Sequence[int]],
-        global_size: int,
-        random: Mapping[str, Any],
-        loaded: Sequence[Any] | None,
-        told: Replaying,
-    ) -> Replayed:
-        state.restore(self.model)
-        self.model.train()
-        self.model.zero_grad(set_to_none=True)
-        set_random_states(random)
-        batches = [self._load(piece) for piece in pieces] if loaded is None else list(loaded)
-        before = value_digest(random_states())
-        losses, counts = [], []
-        for piece, batch in zip(pieces, batches, strict=True):
-            loss, items = self._loss(self.model, batch)
-            (loss * self._weight(piece, items, global_size)).backward()
-            losses.append(float(loss.detach()))
-            counts.append(float(items) if items is not None else float(len(piece)))
+    def _replay(self, state: TrainingState, part: Shard, told: Replaying) -> Replayed:
+        batches = self._begin(self.model, state, part)
+        batch, before = value_digest(batches), value_digest(random_states())
+        losses, counts = self._backward(self.model, part, batches)
         return Replayed(
             losses,
             counts,
-            {name: p.grad for name, p in self.model.named_parameters() if p.requires_grad},
+            _gradients(self.model),
             digests(self.model.named_buffers()),
-            value_digest(batches),
+            batch,
             before != value_digest(random_states()),
             told.record,
         )
 
-    def exact_shard(
-        self, state: TrainingState, pieces: Sequence[Sequence[int]], global_size: int, loaded: Sequence[Any] | None
-    ) -> Gradients:
-        """Return the gradients of one shard in float64, of a model that draws no random numbers; arguments as of `replay`."""
+    def exact_shard(self, state: TrainingState, part: Shard) -> Gradients:
+        """Return the gradients of one shard in float64, of a model that draws no random numbers."""
         model = copy.deepcopy(self.model).double()
-        state.restore(model)
-        model.train()
-        model.zero_grad(set_to_none=True)
-        batches = [self._load(piece) for piece in pieces] if loaded is None else loaded
-        for piece, batch in zip(pieces, batches, strict=True):
-            loss, items = self._loss(model, batch, torch.float64)
-            (loss * self._weight(piece, items, global_size)).backward()
-        return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+        self._backward(model, part, self._begin(model, state, part), torch.float64)
+        return _gradients(model)
+
+    def _begin(self, model: nn.Module, state: TrainingState, part: Shard) -> list[Any]:
+        """Put the model and all generators where the rank's were, and return its batches."""
+        _restore(model, state)
+        set_random_states(part.random)
+        return [self._load(piece) for piece in part.pieces] if part.loaded is None else list(part.loaded)
+
+    def _backward(
+        self, model: nn.Module, part: Shard, batches: Sequence[Any], dtype: torch.dtype | None = None
+    ) -> tuple[list[float], list[float]]:
+        """Leave the shard's gradients in the model; return losses and counts of its pieces."""
+        losses, counts = [], []
+        for piece, batch in zip(part.pieces, batches, strict=True):
+            loss, items = self._loss(model, batch, dtype)
+            (loss * self._weight(piece, items, part.global_size)).backward()
+            losses.append(float(loss.detach()))
+            counts.append(float(items) if items is not None else float(len(piece)))
+        return losses, counts
 
     def _weight(self, piece: Sequence[int], items: Tensor | None, global_size: int) -> float:
         return 1.0 if items is not None else len(piece) * self._world_size / global_size
@@ -180,10 +188,11 @@ class Reference:
         collate = getattr(self.recipe, "collate", None) or default_collate
         return collate([self.dataset[number] for number in ids])
 
-    def draws_random(self, number: int) -> bool:
-        """Return True where reading one sample twice gives two results, or moves a generator on."""
+    @cached_property
+    def draws_random(self) -> bool:
+        """True where reading the first sample twice gives two results, or moves a generator on."""
         before = value_digest(random_states())
-        first, second = value_digest(self._load([number])), value_digest(self._load([number]))
+        first, second = value_digest(self._load([0])), value_digest(self._load([0]))
         return first != second or before != value_digest(random_states())
 
     def _loss(self, model: nn.Module, batch: Any, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
@@ -278,9 +287,7 @@ class Reference:
             dtype: float64, or None for the run's own precision.
         """
         model = copy.deepcopy(self.model).to(dtype) if dtype is not None else self.model
-        state.restore(model)
-        model.train()
-        model.zero_grad(set_to_none=True)
+        _restore(model, state)
         parts = self._parts(shards)
         total, weight = torch.zeros((), dtype=torch.float64, device=self._device), 0.0
         with without_dropout(), exchanging(OneProcess()):
@@ -291,7 +298,7 @@ class Reference:
                 weight += number
             mean = total / weight
             mean.backward()
-        return float(mean.detach()), {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+        return float(mean.detach()), _gradients(model)
 
     def _parts(self, shards: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
         if not self.batch_norms:
@@ -319,6 +326,16 @@ class Reference:
                         pair[0] += float(value)
                         pair[1] += float(count)
         return totals
+
+
+def _restore(model: nn.Module, state: TrainingState) -> None:
+    state.restore(model)
+    model.train()
+    model.zero_grad(set_to_none=True)
+
+
+def _gradients(model: nn.Module) -> Gradients:
+    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
 
 
 def _moved(batch: Any, device: torch.device, wide: bool) -> Any:

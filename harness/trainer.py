@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
-from harness.batchnorm import convert_sync_batchnorm
+from harness.batchnorm import SyncBatchNorm, convert_sync_batchnorm
 from harness.compiling import compiled
 from harness.compress import comm_hook
 from harness.digest import kind_digests
@@ -259,13 +259,14 @@ class Trainer:
             ConfigError: Some rank has fewer pieces of a batch than another.
         """
         ranks, cuts = self.seat.world_size, self.plan.grad_accumulation
-        if not self.plan.sync_bn or ranks == 1:
+        if ranks == 1 or not any(isinstance(layer, SyncBatchNorm | nn.SyncBatchNorm) for layer in self.model.modules()):
             return
         for size in sorted({len(batch) for batch in batches}):
             if min(size // ranks, cuts) < min(-(-size // ranks), cuts):
                 raise ConfigError(
-                    f"sync_bn=true needs samples on every rank in every step, and a batch of {size} is not enough for "
-                    f"nprocs={ranks} times grad_accumulation={cuts}. Change global_batch_size, nprocs or steps."
+                    f"{'sync_bn=true' if self.plan.sync_bn else 'SyncBatchNorm'} needs samples on every rank in every step, and "
+                    f"a batch of {size} is not enough for nprocs={ranks} times grad_accumulation={cuts}. Change "
+                    "global_batch_size, nprocs or steps."
                 )
 
     # --- one step ----------------------------------------------------------------------------------------------------

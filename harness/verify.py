@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from harness.evaluate import eval_dataset_of, evaluate
 from harness.loader import load
 from harness.plan import TrainPlan
 from harness.record import FORMAT, ratio
-from harness.replay import Reference, Replayed, without_dropout
+from harness.replay import Reference, Replayed, Shard, without_dropout
 from harness.rounding import Gradients, by_floor, dtype_of, excess_ratios, exchange_ratios, reduction_ratios
 from harness.rundir import write_json
 from harness.shard import pieces, shard
@@ -38,8 +39,6 @@ EPOCHS = 2
 """How many epochs' sample numbers are looked at."""
 EVALUATED = 2
 """How many global batches of the evaluation's samples are evaluated twice, or one sample fewer."""
-
-NEEDS_PEERS = "torch.nn.SyncBatchNorm asks the other ranks (sync_bn=true puts in its place what can be replayed)"
 
 
 def verify(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> Evidence | None:
@@ -196,17 +195,18 @@ class Verification:
         return step
 
     def _replay(self, ranks: list[Captured], state: TrainingState, reference: Reference) -> tuple[list[Replayed] | None, str]:
-        self._random_data = reference.draws_random(0) and self._plan.num_workers > 0
+        self._random_data = reference.draws_random and self._plan.num_workers > 0
         if self._plan.compile:
             return None, "compile=true: the ranks run other kernels than the reference, which is not compiled"
-        if reference.needs_peers:
-            return None, NEEDS_PEERS
-        replayed = [
-            reference.replay(state, r.pieces, len(r.ids), r.random, r.loaded if self._random_data else None, r.exchanged)
-            for r in ranks
-        ]
+        if reference.why_not_alone:
+            return None, reference.why_not_alone
+        replayed = [reference.replay(state, self._shard(r)) for r in ranks]
         self._uses_random = self._uses_random or any(r.drew_random for r in replayed)
         return replayed, ""
+
+    def _shard(self, captured: Captured) -> Shard:
+        loaded = captured.loaded if self._random_data else None
+        return Shard(captured.pieces, len(captured.ids), captured.random, loaded, captured.exchanged)
 
     def _local_excess(
         self, ranks: list[Captured], replayed: list[Replayed], state: TrainingState, reference: Reference
@@ -221,8 +221,7 @@ class Verification:
                 continue
             if other.drew_random or other.exchanged or self._plan.precision == "float64":
                 return None
-            loaded = mine.loaded if self._random_data else None
-            exact = reference.exact_shard(state, mine.pieces, len(mine.ids), loaded)
+            exact = reference.exact_shard(state, self._shard(mine))
             found += excess_ratios(mine.local, other.gradients, exact, self._round_off(mine.local)).values()
         return max(found, default=None)
 
@@ -279,9 +278,8 @@ class Verification:
         if self._shared is not None and self._own_reference is None and self._shared["evaluation"] == mine:
             return mine, self._shared["reference_evaluation"] or {}
         state = TrainingState.of(trainer.model, trainer.optimizer)
-        parts = [shard(range(number), rank, ranks) for rank in range(ranks)]
         with undisturbed_random():
-            expected = self._reference(0).evaluate(state, parts, -(-plan.global_batch_size // ranks))
+            expected = self._reference(0).evaluate(state, parts_of(number, ranks), -(-plan.global_batch_size // ranks))
         return mine, expected
 
     # --- mathematics -------------------------------------------------------------------------------------------------
@@ -291,10 +289,10 @@ class Verification:
         why_not = "" if hook == "none" else f"gradients travel compressed (ddp.comm_hook={hook})"
         if not why_not and self._seat.rank == 0 and not shares:
             with undisturbed_random():
-                if self._reference(0).draws_random(0):
+                if self._reference(0).draws_random:
                     why_not = "the data set draws random numbers, so that a batch cannot be read twice"
-                elif self._reference(0).needs_peers:
-                    why_not = NEEDS_PEERS
+                elif self._reference(0).why_not_alone:
+                    why_not = self._reference(0).why_not_alone
                 elif self._reference(0).is_partly_synchronised:
                     why_not = "some BatchNorm layers are synchronised and others are not, which one process cannot do"
         elif not why_not and self._shared is not None:
@@ -396,7 +394,7 @@ class Verification:
             dist.barrier()
 
 
-CAPTURED = ("lr", "rng", "batches", "before", "losses", "local", "reduced", "after", "buffers")
+CAPTURED = ("lr", "rng", "device_rng", "batches", "before", "losses", "local", "reduced", "after", "buffers")
 """What the ranks alone say of a step; where it is the same, so is all that the reference says."""
 
 
@@ -407,6 +405,7 @@ def _captured(number: int, ranks: list[Captured]) -> StepEvidence:
         lr=[r.lr for r in ranks],
         declared_lr=[],
         rng=[r.rng for r in ranks],
+        device_rng=[r.device_rng for r in ranks],
         batches=[r.batch for r in ranks],
         replayed_batches=None,
         before=[r.before for r in ranks],
@@ -453,6 +452,15 @@ def evaluated(num_samples: int, batch_size: int, ranks: int) -> int:
     """Return how many samples to evaluate twice: not a multiple of the ranks, because equal shards hide a mean of means."""
     number = min(num_samples, EVALUATED * batch_size)
     return number if number % ranks or number <= ranks else number - 1
+
+
+def parts_of(number: int, ranks: int) -> list[list[int]]:
+    """Return the numbers below ``number`` in as many contiguous parts, the first ones longer by 1 where they are not equal.
+
+    By means of its own, as all that checks: :func:`harness.shard.shard` made the run's.
+    """
+    numbers = iter(range(number))
+    return [list(islice(numbers, len(range(rank, number, ranks)))) for rank in range(ranks)]
 
 
 def uncovered(trainer: Trainer) -> list[str]:

@@ -829,6 +829,18 @@ def test_the_bound_of_the_reduction(ratio, is_red):
     assert red(judged(setting("steps", 2, "reduction_ratio", "fc1.bias", ratio), n=3)) == (["R4"] if is_red else [])
 
 
+def test_what_synchronised_layers_exchange_is_checked_under_compression_too():
+    exchanged = every_step("exchange_ratio", {"bn": 0.4})
+    also = "; statistics of 1 synchronised layer are those of the ranks' batches"
+    assert of(judged(exchanged), "R4").detail.endswith(also)
+    compressed = all_of(exchanged, setting("comm_hook", "powersgd"))
+    assert unchecked(judged(compressed))["R4"].endswith(also)
+    verdict = judged(all_of(compressed, setting("steps", 1, "exchange_ratio", {"bn": math.inf})))
+    assert red(verdict) == ["R4"]
+    assert of(verdict, "R4").where == {"step": 1, "stage": "statistics", "tensor": "bn"}
+    assert of(judged(every_step("exchange_ratio", {"bn": 0.9}), n=3), "R4").quantity == 0.9
+
+
 def test_how_the_reduction_is_told():
     said = [of(judged(badly_reduced(ratio), n=n), "R4").detail for ratio, n in ((3.1e5, 3), (math.inf, 2), (math.nan, 4))]
     assert said[0] == "3.1e+05 times the bound, on all ranks alike"
@@ -1018,6 +1030,13 @@ def test_buffers_and_streams():
     assert red(judged(all_of(same_streams, setting("uses_random", False)))) == []
     assert red(judged(all_of(with_sync_bn, same_streams))) == ["R11"]
     assert red(judged(all_of(without_buffers, setting("sync_bn", True)))) == []
+
+
+def test_streams_of_the_devices_own_generators():
+    assert red(judged(every_step("device_rng", ["", ""]))) == []
+    assert red(judged(every_step("device_rng", ["one", "two"]))) == []
+    verdict = judged(every_step("device_rng", ["one", "one"]))
+    assert red(verdict) == ["R11"] and of(verdict, "R11").where == {"step": 0, "rank": 1, "stage": "rng"}
 
 
 def test_the_observer():

@@ -7,6 +7,7 @@ import json
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -156,6 +157,16 @@ class Wavering(toys.Points):
         return super().loss(model, batch)
 
 
+class InPairs(toys.Points):
+    """Synchronises its BatchNorm among two ranks each."""
+
+    pairs: ClassVar[list[dist.ProcessGroup]] = []
+
+    def model(self):
+        layer = SyncBatchNorm(5, group=self.pairs[my_rank() // 2])
+        return nn.Sequential(nn.Linear(4, 5), layer, nn.Linear(5, 1))
+
+
 class Mishearing(Collective):
     """The process group, of which rank 1 hears one bit wrong."""
 
@@ -189,6 +200,13 @@ class Branching(Counted, toys.Branches):
 
 class Noisy(Counted, toys.Noise):
     pass
+
+
+class NoisyWavering(Counted, Wavering, toys.Noise):
+    """Reads other samples each time."""
+
+    def collate(self, samples):
+        return torch.stack(samples).float()
 
 
 def mine(name, **settings):
@@ -273,10 +291,13 @@ def users(recipe):
     return lambda seat, folder: taken(plan_of(compare="full", recipe=recipe), seat, folder)
 
 
-def wavering(by):
-    return lambda seat, folder: taken(
-        plan_of(compare="full", deterministic=False, recipe=mine("Wavering", by=by)), seat, folder
-    )
+def wavering(by, name="Wavering"):
+    return lambda seat, folder: taken(plan_of(compare="full", deterministic=False, recipe=mine(name, by=by)), seat, folder)
+
+
+def in_pairs(seat, folder):
+    InPairs.pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    return taken(plan_of(compare="full", recipe=mine("InPairs")), seat, folder)
 
 
 def misheard(what):
@@ -346,6 +367,10 @@ CASES = {
     "blind": on(2, blind),
     "wavering": wavering(0.0),
     "wavering, and wrong": wavering(1e-4),
+    "wavering, other samples": wavering(0.0, "NoisyWavering"),
+    "wavering, and wrong, other samples": wavering(1e-4, "NoisyWavering"),
+    "in pairs": on(4, in_pairs),
+    "lr off by a chosen size": faulty("lr_times_ranks", fault_size=2e-7),
 }
 
 
@@ -399,11 +424,25 @@ def test_statistics_that_a_rank_hears_wrong_are_caught(outcomes, what, size):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("size", SIZES)
-def test_kernels_that_waver_are_compared_within_noise(outcomes, size):
-    fired, rungs, said = outcomes.of(size, "wavering")[0]
+@pytest.mark.parametrize("data", ["", ", other samples"])
+def test_kernels_that_waver_are_compared_within_noise(outcomes, size, data):
+    fired, rungs, said = outcomes.of(size, f"wavering{data}")[0]
     assert fired is None and rungs["R3"] == "passed", (rungs, said)
-    fired, rungs, said = outcomes.of(size, "wavering, and wrong")[0]
+    fired, rungs, said = outcomes.of(size, f"wavering, and wrong{data}")[0]
     assert fired == "R3" and "excess ratio" in said[0], (rungs, said)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("size", SIZES)
+def test_a_fault_of_a_chosen_size_is_caught(outcomes, size):
+    assert outcomes.of(size, "lr off by a chosen size")[0][0] == "R5"
+
+
+@pytest.mark.ranks
+def test_layers_synchronised_among_some_ranks_are_not_replayed(outcomes):
+    fired, rungs, said = outcomes.of(4, "in pairs")[0]
+    assert fired is None, said
+    assert {rungs[name] for name in ("R3", "R7", "R11")} == {"not checked"}
 
 
 @pytest.mark.ranks

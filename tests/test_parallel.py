@@ -830,6 +830,14 @@ def test_conversion_keeps_the_layer_and_its_state() -> None:
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
 
 
+def test_conversion_keeps_a_group_that_a_layer_has() -> None:
+    group = torch.distributed.ProcessGroup(0, 2)
+    mine, torchs = SyncBatchNorm(3, group=group), nn.SyncBatchNorm(3, process_group=group)
+    convert_sync_batchnorm(nn.Sequential(mine, torchs))
+    assert (mine.group, torchs.group) == (group, group)
+    assert convert_sync_batchnorm(nn.BatchNorm1d(3)).group is None
+
+
 def test_a_lazy_batch_norm_is_refused() -> None:
     with pytest.raises(ConfigError, match="LazyBatchNorm1d does not know its size"):
         convert_sync_batchnorm(nn.Sequential(nn.LazyBatchNorm1d()))

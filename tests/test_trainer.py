@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import IterableDataset, default_collate
 
+from harness.batchnorm import convert_sync_batchnorm
 from harness.digest import state_digests
 from harness.errors import ConfigError
 from harness.gradients import clip_, gradient_values
@@ -200,10 +201,20 @@ def workers(seat: Seat, folder: Path) -> dict[str, Any]:
     return {"noise": noise, "resumed": resumed, "trained": [trained(0), trained(2)]}
 
 
-def refused_synchronisation(seat: Seat, folder: Path) -> str:
-    with pytest.raises(ConfigError) as error:
-        take_all(trainer(toys.Points(7, batch_norm=True), seat, sync_bn=True))
-    return str(error.value)
+class Synchronised(toys.Points):
+    """Has a synchronised layer of its own."""
+
+    def model(self) -> nn.Module:
+        return convert_sync_batchnorm(super().model())
+
+
+def refused_synchronisation(seat: Seat, folder: Path) -> list[str]:
+    messages = []
+    for recipe, sync_bn in ((toys.Points(7, batch_norm=True), True), (Synchronised(7, batch_norm=True), False)):
+        with pytest.raises(ConfigError) as error:
+            take_all(trainer(recipe, seat, sync_bn=sync_bn))
+        messages.append(str(error.value))
+    return messages
 
 
 def precise(precision: str) -> Any:
@@ -370,11 +381,12 @@ def test_workers_change_no_bit_of_a_data_set_without_chance(outcomes: Outcomes, 
 @pytest.mark.ranks
 @each_size
 def test_synchronised_batch_norm_refuses_empty_shards_alike_on_all_ranks(outcomes: Outcomes, size: int) -> None:
-    messages = outcomes.of(size, "refused synchronisation")
-    assert set(messages) == {
-        "sync_bn=true needs samples on every rank in every step, and a batch of 1 is not enough for "
-        f"nprocs={size} times grad_accumulation=1. Change global_batch_size, nprocs or steps."
-    }
+    for messages in outcomes.of(size, "refused synchronisation"):
+        assert messages == [
+            f"{who} needs samples on every rank in every step, and a batch of 1 is not enough for "
+            f"nprocs={size} times grad_accumulation=1. Change global_batch_size, nprocs or steps."
+            for who in ("sync_bn=true", "SyncBatchNorm")
+        ]
 
 
 @pytest.mark.ranks

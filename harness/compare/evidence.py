@@ -41,6 +41,7 @@ class StepEvidence(TypedDict):
     lr: list[list[float]]  # per rank: lr of each parameter group, used in this step
     declared_lr: list[float]  # by a scheduler of the reference's own
     rng: list[str]  # per rank: digest of the random state before the step
+    device_rng: NotRequired[list[str]]  # per rank: the same of its CUDA device's own; empty on the CPU
     batches: list[str]  # per rank: digest of the loaded samples
     replayed_batches: list[str] | None  # as the reference loads the same ids; None where the data set draws random numbers
     before: list[Digests]  # per rank: parameters, buffers and optimizer state before it

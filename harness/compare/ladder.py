@@ -100,18 +100,24 @@ def reduction(evidence: Evidence) -> Rung:
 
     The bound is ``gamma_k mean |g_r|`` elementwise, ``gamma_k = k u / (1 - k u)`` (Higham, Accuracy and Stability of Numerical
     Algorithms, section 3.1); at two ranks the bits must agree. The evidence's ratios are errors by it. Where compression was
-    asked for, ``u`` is that of the type in which gradients travel.
+    asked for, ``u`` is that of the type in which gradients travel. Before the gradients of a step, statistics that synchronised
+    layers exchange are looked at, which no compression changes.
     """
     steps, hook = steps_of(evidence), evidence.get("comm_hook", "none")
     if evidence["nprocs"] == 1:
         return not_checked("R4", f"nothing is reduced: {ALONE}")
+    layers = plural(len(steps[0].get("exchange_ratio", {})), "synchronised layer")
+    and_layers = "" if layers.startswith("0 ") else f"; statistics of {layers} are those of the ranks' batches"
     if hook not in ("none", *IN_NARROW_TYPE):
-        return not_checked("R4", f"ddp.comm_hook={hook} compresses gradients, with no bound on what is lost")
-    worst = max((ratio for step in steps for ratio in step["reduction_ratio"].values()), default=math.nan)
+        first = next(_each(links.in_exchanged, evidence, steps), None)
+        why_not = f"ddp.comm_hook={hook} compresses gradients, with no bound on what is lost{and_layers}"
+        return not_checked("R4", why_not) if first is None else conclude("R4", (first,), "")
+    ratios = ({**step.get("exchange_ratio", {}), **step["reduction_ratio"]} for step in steps)
+    worst = max((ratio for each in ratios for ratio in each.values()), default=math.nan)
     exactly = "in bits" if evidence["nprocs"] == 2 else "within the bound of its rounding"
     if hook in IN_NARROW_TYPE:
         exactly = f"within the rounding of ddp.comm_hook={hook}"
-    detail = f"reduced gradients at {at(steps)} are the mean of the local ones {exactly}, and equal on all ranks"
+    detail = f"reduced gradients at {at(steps)} are the mean of the local ones {exactly}, and equal on all ranks{and_layers}"
     within: tuple[Origin, float] | None = ("declared", 1.0) if hook in IN_NARROW_TYPE else None
     return conclude("R4", _each(links.in_reduced, evidence, steps), detail, worst, within=within)
 

@@ -86,15 +86,20 @@ def _require_gradients(ranks: Sequence[Digests], step: int) -> None:
 # --- R4 to R6: reduction, update, ranks ------------------------------------------------------------------------------
 
 
-def in_reduced(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
-    """R4: reduced gradients that are not the mean of the local ones, or not equal on all ranks; in the order of backward.
-
-    Before them, statistics of synchronised layers that are not those of the ranks' batches.
-    """
+def in_exchanged(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
+    """R4: statistics of synchronised layers that are not those of the ranks' batches."""
     for layer, error in step.get("exchange_ratio", {}).items():
         if not error <= 1:
             seen = "what the ranks heard of each other's batches is not what these come to"
             yield Mismatch(seen, "statistics", step["step"], None, layer, error)
+
+
+def in_reduced(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
+    """R4: reduced gradients that are not the mean of the local ones, or not equal on all ranks; in the order of backward.
+
+    Before them, what synchronised layers exchanged.
+    """
+    yield from in_exchanged(evidence, step)
     reduced = per_rank(evidence, step["reduced"], "reduced gradients")
     local = per_rank(evidence, step["local"], "local gradients")
     _require_gradients(reduced, step["step"])
@@ -178,12 +183,14 @@ def between_ranks(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
 
 
 def in_streams(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
-    """R11: ranks whose random numbers are the same."""
-    first: dict[str, int] = {}
-    for rank, digest in enumerate(per_rank(evidence, step["rng"], "random states")):
-        other = first.setdefault(digest, rank)
-        if other != rank or not digest:
-            yield Mismatch(f"it draws the random numbers of rank {other}", "rng", step["step"], rank)
+    """R11: ranks whose random numbers are the same, of torch's generator or of their devices' own."""
+    own = step.get("device_rng", [])
+    for streams in (step["rng"], own) if own and all(own) else (step["rng"],):
+        first: dict[str, int] = {}
+        for rank, digest in enumerate(per_rank(evidence, streams, "random states")):
+            other = first.setdefault(digest, rank)
+            if other != rank or not digest:
+                yield Mismatch(f"it draws the random numbers of rank {other}", "rng", step["step"], rank)
 
 
 def in_kept_buffers(evidence: Evidence, previous: StepEvidence | None, step: StepEvidence) -> Iterator[Mismatch]:
