@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,16 @@ def descendants(root: int) -> dict[int, str]:
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return {pid: commands[pid] for pid in found - {root}}
+
+
+def printing_into(folder: Path) -> set[int]:
+    """Return the processes whose standard output is a file in ``folder``, whoever their parent is by now."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "fd" / "1").readlink().is_relative_to(folder):
+                found.add(int(entry.name))
+    return found
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> bool:

@@ -397,6 +397,27 @@ def test_exit_status_is_that_of_the_rank_that_failed_first(tmp_path, what, who, 
     assert "harness-" not in done.stderr and not list(tmp_path.glob("harness-*"))
 
 
+LEAVES = """\
+import sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    sys.exit(0)
+dist.barrier()
+"""
+
+
+@pytest.mark.ranks
+def test_a_rank_that_leaves_the_others_waiting_is_no_success(tmp_path):
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES)
+    done = run("--nprocs=2", script)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("harness.launch: rank 1 of 2 finished while others waited for it."), (
+        done.stderr
+    )
+
+
 @pytest.mark.ranks
 def test_silence_names_the_option(tmp_path):
     script = tmp_path / "hangs.py"

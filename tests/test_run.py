@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 import run
 from harness.launchers import pool
+from harness.rundir import RunDir
+from tests.processes import alive, descendants, wait_until
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = ["backend=gloo", "nprocs=2", "threads=1", "hydra.sweep.dir=out"]
 
 
 def test_the_command_warms_up_and_ends_quietly_when_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +31,59 @@ def test_the_command_warms_up_and_ends_quietly_when_interrupted(monkeypatch: pyt
     with pytest.raises(SystemExit) as left:
         run.cli()
     assert (left.value.code, warmed) == (130, [["launcher=spawn"]])
+
+
+@pytest.mark.ranks
+def test_a_whole_run_keeps_torch_out_of_the_parent(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    told = "atexit.register(lambda: print('torch in the parent:', 'torch' in sys.modules))"
+    script.write_text(f"import atexit, sys\nfrom run import cli\nif __name__ == '__main__':\n    {told}\n    cli()\n")
+    command = [sys.executable, str(script), *SETTINGS, "steps=2", "launcher=spawn,launch"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "torch in the parent: False"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("launcher", "number", "ignored"),
+    [
+        ("spawn", signal.SIGINT, False),
+        ("spawn", signal.SIGTERM, False),
+        ("launch", signal.SIGHUP, False),
+        # As a shell starts a job in the background.
+        ("launch", signal.SIGINT, True),
+        ("torchrun", signal.SIGTERM, False),
+        ("torchrun", signal.SIGINT, False),
+    ],
+)
+def test_a_signal_ends_a_run_with_its_status_and_leaves_nothing(
+    launcher: str, number: int, ignored: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    settings = [*SETTINGS, f"launcher={launcher}", "steps=1000000", "num_workers=1", "compare=off"]
+    how = "trap '' INT; exec \"$@\"" if ignored else 'exec "$@"'
+    parent = subprocess.Popen(
+        ["sh", "-c", how, "sh", sys.executable, str(ROOT / "run.py"), *settings],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    job = RunDir(tmp_path / "out" / "0")
+    try:
+        assert wait_until(lambda: all(any(e["event"] == "step" for e in job.events(rank)) for rank in (0, 1)), 60)
+        below = set(descendants(parent.pid))
+        parent.send_signal(number)
+        _, said = parent.communicate(timeout=10)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert parent.returncode == 128 + number
+    assert said.endswith(f"ended by {signal.Signals(number).name}: all ranks were stopped.\n") and "Traceback" not in said
+    assert len(below) >= 4 and wait_until(lambda: not any(map(alive, below)), 5)
+    assert wait_until(lambda: not list((tmp_path / "tmp").glob("harness-*")), 5)
+    assert not [path for path in job.path.iterdir() if path.name.startswith(".") and path.name != ".hydra"]
+    assert all(job.events(rank)[-1]["event"] != "end" for rank in (0, 1))

@@ -259,7 +259,7 @@ BEHAVIOUR = {
     "threads": threads,
     "listen": listen,
     "workers": workers,
-    "workers, then kill -9": lambda: workers(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "workers, then kill -9": lambda: workers(lambda: (wait_for(RUN / "iterating-0"), os.kill(os.getpid(), signal.SIGKILL))),
     "epoch": epoch,
     "temporary folders": temporary_folders,
     "shared memory": shared_memory,
