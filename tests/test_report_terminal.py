@@ -171,6 +171,7 @@ def test_scaling_is_said_in_two_factors_or_what_is_missing():
     assert said(one, threads) == [
         "no scaling, because job 2 cannot be compared with job 0: threads is 2 against 1; set it to the same for both.",
     ]
+    assert said(one, wrapped, two, job_of(3, nprocs=2, ddp=Ddp(wrap_one_rank=True))) == [whole]
     several = said(*(with_trials(job, factor, order=3) for job, factor in ((one, 1.0), (wrapped, 1.1), (two, 0.6))))
     assert "95 % interval" in several[0] and "6 triples" in several[0]
 

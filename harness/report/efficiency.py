@@ -20,7 +20,9 @@ def scaling_sentences(jobs: Sequence[JobReport], machine: Mapping[str, str]) -> 
         ones = [one for one in done if job.plan.nprocs > 1 and one.plan.nprocs == 1 and _alike(one, job) and _kind(one, job)]
         plain = next((one for one in ones if not _wrapped(one)), None)
         single = next((one for one in ones if plain and _wrapped(one) and _batch(one) == _batch(plain)), None)
-        if plain is not None:
+        # Wrapping one rank is nothing to several: the job without says the same.
+        told = _wrapped(job) and any(not _wrapped(one) and _same(one, job) for one in done)
+        if plain is not None and not told:
             yield job.plan.job, _sentence(plain, single, job, machine)
 
 
@@ -55,6 +57,10 @@ def _batch(job: JobReport) -> int:
 
 def _wrapped(job: JobReport) -> bool:
     return job.plan.train is not None and job.plan.train.ddp.wrap_one_rank
+
+
+def _same(one: JobReport, job: JobReport) -> bool:
+    return one.plan.nprocs == job.plan.nprocs and _batch(one) == _batch(job) and _alike(one, job)
 
 
 def _alike(one: JobReport, many: JobReport) -> bool:
