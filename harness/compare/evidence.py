@@ -49,7 +49,7 @@ class StepEvidence(TypedDict):
     replayed_losses: list[list[float]] | None  # by the reference; None where it cannot replay a shard alone
     local: list[Digests]  # per rank: weighted local gradients
     replayed_local: list[Digests] | None
-    local_excess: float | None  # worst excess ratio X where bits differ; None where bits agree or nothing was replayed
+    local_excess: float | None  # worst excess ratio X where bits differ; None where they agree or it cannot be measured
     not_replayed: str  # why nothing was replayed; empty where it was
     reduced: list[Digests]  # per rank: gradients after the reduction, before clipping
     reduction_ratio: dict[str, float]  # tensor -> worst error of rank 0's reduced gradient by its bound (R4)
