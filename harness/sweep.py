@@ -36,7 +36,7 @@ class Job:
 
 
 def run_job(plan: RunPlan, run: RunDir, observer: Observer | None = None) -> RunResult:
-    """Start the ranks of one run, see them to their end, and leave ``result.json``; ranks that cannot be started fail it."""
+    """Start the ranks of one run, see them to their end, and leave ``result.json``; whatever keeps them from it fails the run."""
     called = time.monotonic()
     run.path.mkdir(parents=True, exist_ok=True)
     run.clear()
@@ -46,7 +46,7 @@ def run_job(plan: RunPlan, run: RunDir, observer: Observer | None = None) -> Run
     supervisor = Supervisor(run, plan, observer, called)
     try:
         result = supervisor.watch(lambda: launcher.start(run, plan, environment))
-    except HarnessError as error:
+    except (HarnessError, OSError) as error:
         result = supervisor.failed(str(error))
     finally:
         run.tidy()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
@@ -118,6 +119,8 @@ def start_each(starts: Iterable[Callable[[], Process]]) -> list[Process]:
     except BaseException:
         for process in started:
             kill_group(process.pid, signal.SIGKILL)
+            while process.poll() is None:
+                time.sleep(0.005)
         raise
     return started
 

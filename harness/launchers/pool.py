@@ -56,14 +56,11 @@ def probe() -> dict[str, Any]:
     if isinstance(spawn, SpawnLauncher) and spawn.is_warm:
         return spawn.warm().probe()
     environment = {**os.environ, "PYTHONPATH": import_path(os.environ)}
-    answer = subprocess.run(
-        module_command("harness.backend"),
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = module_command("harness.backend")
+    try:
+        answer = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise HarnessError(f"{sys.executable} could not be started: {error}.") from error
     if answer.returncode:
         raise HarnessError(f"torch cannot be imported by {sys.executable}:\n{answer.stderr.strip()[-2000:]}")
     return dict(json.loads(answer.stdout))

@@ -7,7 +7,9 @@ import json
 import os
 import re
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -207,12 +209,18 @@ def test_dead_server_fails_its_run_and_is_replaced(echo: Echo) -> None:
 
 
 def test_ranks_that_cannot_be_started_fail_their_run_alone(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
+    opened = OwnProcess._open
 
+    def refuse_rank_1(command: Sequence[str], environment: Mapping[str, str], *rest: Any) -> Any:
+        if environment["RANK"] == "1":
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return opened(command, environment, *rest)
+
+    descriptors = os.listdir("/proc/self/fd")
     with monkeypatch.context() as patch:
-        patch.setattr(OwnProcess, "_open", refuse)
+        patch.setattr(OwnProcess, "_open", staticmethod(refuse_rank_1))
         echoed = echo("launch", {"*": "nothing"})
+    assert len(os.listdir("/proc/self/fd")) == len(descriptors)
     assert echoed.result.message == "the ranks could not be started: [Errno 11] Resource temporarily unavailable."
     assert json.loads(echoed.run.result.read_text())["status"] == "failed"
     spawn = pool.launcher("spawn")
