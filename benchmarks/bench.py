@@ -7,6 +7,7 @@ ratio candidate / baseline with its 95 % interval, and whether the target lies a
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import os
@@ -48,7 +49,10 @@ class Row:
     baseline: Callable[[], float]
 
 
-_folders = tempfile.TemporaryDirectory(prefix="bench-")
+@functools.cache
+def folders() -> tempfile.TemporaryDirectory[str]:
+    """Return the folder of all jobs; not made on import, because ranks import this script."""
+    return tempfile.TemporaryDirectory(prefix="bench-")
 
 
 def run(command: list[str], tries: int = 3, **environment: str) -> tuple[float, str]:
@@ -75,7 +79,7 @@ def seconds(command: list[str], **environment: str) -> float:
 
 def harness_job(*overrides: str) -> tuple[float, list[RunDir]]:
     """Run ``run.py``; return when the command was given, and the folders of its jobs."""
-    folder = tempfile.mkdtemp(dir=_folders.name)
+    folder = tempfile.mkdtemp(dir=folders().name)
     begin, _ = run([PYTHON, str(ROOT / "run.py"), f"hydra.sweep.dir={folder}", "report=none", "backend=gloo", *overrides])
     return begin, [RunDir(path) for path in sorted(Path(folder).iterdir()) if path.is_dir()]
 
