@@ -459,7 +459,7 @@ def test_weak_efficiency_is_two_factors() -> None:
     assert found.efficiency.ratio == pytest.approx(0.5)
     assert found.sentence == (
         "weak scaling to 2 ranks: efficiency 0.50 (95 % interval 0.50 to 0.50, 3 triples)"
-        " = 0.80 (plain process to DDP) x 0.62 (1 to 2 ranks)"
+        " = 0.80 (plain process to DDP; 0.80 to 0.80) x 0.62 (1 to 2 ranks; 0.62 to 0.62)"
     )
 
 

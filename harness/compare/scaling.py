@@ -53,7 +53,7 @@ def scaling(
     triples = [tuple(arm[pair] for arm in arms) for pair in sorted(arms[0].keys() & arms[1].keys() & arms[2].keys())]
     clean = [triple for triple in triples if not reasons(triple)]
     if not clean:
-        return Scaling(kind, last.nprocs, None, None, None, "all launches contaminated, no number")
+        return Scaling(kind, last.nprocs, None, None, None, "no scaling: all launches are contaminated")
     return _scaling(kind, last.nprocs, clean, split=single is not None)
 
 
@@ -80,8 +80,10 @@ def _scaling(kind: Literal["weak", "strong"], nprocs: int, triples: Sequence[tup
     wrapping = stats.paired_ratio(stats.log_ratios(single, plain))
     spreading = stats.paired_ratio(stats.log_ratios(scaled, single))
     efficiency = stats.paired_ratio(stats.log_ratios(scaled, plain))
-    factors = f"{wrapping.ratio:.2f} (plain process to DDP) x {spreading.ratio:.2f} (1 to {nprocs} ranks)"
-    sure = "one launch each, no interval" if efficiency.interval is None else _efficiency_interval(efficiency)
+    factors = f"{_factor(wrapping, 'plain process to DDP')} x {_factor(spreading, f'1 to {nprocs} ranks')}"
+    sure = "one launch each, no interval"
+    if efficiency.interval is not None:
+        sure = f"95 % interval {_limits(efficiency.interval)}, {plural(efficiency.pairs, 'triple')}"
     sentence = f"{kind} scaling to {plural(nprocs, 'rank')}: efficiency {efficiency.ratio:.2f} ({sure})"
     if not split:
         missing = f"{sentence}; a job with nprocs=1 ddp.wrap_one_rank=true would tell DDP's own share"
@@ -89,7 +91,10 @@ def _scaling(kind: Literal["weak", "strong"], nprocs: int, triples: Sequence[tup
     return Scaling(kind, nprocs, efficiency, wrapping, spreading, f"{sentence} = {factors}")
 
 
-def _efficiency_interval(efficiency: stats.PairedRatio) -> str:
-    assert efficiency.interval is not None
-    low, high = efficiency.interval.low, efficiency.interval.high
-    return f"95 % interval {low:.2f} to {high:.2f}, {plural(efficiency.pairs, 'triple')}"
+def _factor(factor: stats.PairedRatio, what: str) -> str:
+    limits = "" if factor.interval is None else f"; {_limits(factor.interval)}"
+    return f"{factor.ratio:.2f} ({what}{limits})"
+
+
+def _limits(interval: stats.Interval) -> str:
+    return f"{interval.low:.2f} to {interval.high:.2f}"
