@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from harness.report.folder import read_sweep
 from harness.rundir import RunDir
+from tests.jobs import run, said
 
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.ranks
-
-
-def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a job of one of the toys; its folder is ``tmp_path / "0"``."""
-    recipes = tmp_path / "conf" / "recipe"
-    recipes.mkdir(parents=True, exist_ok=True)
-    for name in ("Points", "Scheduled", "Forgetful"):
-        (recipes / f"{name.lower()}.yaml").write_text(
-            f"_target_: tests.toys.{name}\ncount: 18\ndropout: 0.5\noptimizer: adam\n"
-        )
-    return subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), f"--config-dir={recipes.parent}", *arguments, f"hydra.sweep.dir={tmp_path}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-
 
 SETTINGS = ("backend=gloo", "precision=float64", "global_batch_size=8", "steps=4", "compare=full", "report=none")
 
@@ -59,7 +34,7 @@ def test_state_that_no_checkpoint_holds_is_missed(tmp_path):
     done = run(tmp_path, "recipe=forgetful", "nprocs=2", *SETTINGS)
     assert done.returncode == 1
     seen = "R12 (resume) is red at step 1, rank 0, parameters: the bits of the whole run and the resumed one differ"
-    assert seen in " ".join((done.stdout + done.stderr).split())
+    assert seen in said(done)
 
 
 def test_one_step_or_no_new_process_is_told(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer, SparseAdam
@@ -270,3 +271,23 @@ class _Forgetful(SGD):
             for p in group["params"]:
                 self.momenta[p] = self.momenta.get(p, torch.zeros_like(p)).mul(0.9).add(p.grad)
                 p.sub_(self.momenta[p], alpha=group["lr"])
+
+
+class Drifting(Points):
+    """Goes wrong on rank 1 alone, in the sixth step of a training: after the steps that are verified."""
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return _Drifting(model.parameters(), lr=0.1)
+
+
+class _Drifting(SGD):
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr=lr)
+        self.taken = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.taken += 1
+        if self.taken == 6 and dist.is_initialized() and dist.get_rank() == 1:
+            self.param_groups[0]["params"][0].mul_(1 + 1e-12)
