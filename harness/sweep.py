@@ -36,7 +36,7 @@ class Job:
 
 
 def run_job(plan: RunPlan, run: RunDir, observer: Observer | None = None) -> RunResult:
-    """Start the ranks of one run, see them to their end, and leave ``result.json``; whatever keeps them from it fails the run."""
+    """Start the ranks of one run, see them to their end, and leave ``result.json``; what keeps them from it fails the run."""
     called = time.monotonic()
     run.path.mkdir(parents=True, exist_ok=True)
     run.clear()

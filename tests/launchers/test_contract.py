@@ -219,7 +219,7 @@ def test_ranks_that_cannot_be_started_fail_their_run_alone(echo: Echo, monkeypat
     descriptors = os.listdir("/proc/self/fd")
     with monkeypatch.context() as patch:
         patch.setattr(OwnProcess, "_open", staticmethod(refuse_rank_1))
-        echoed = echo("launch", {"*": "nothing"})
+        echoed = echo("launch", {"*": "for ever"})
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
     assert echoed.result.message == "the ranks could not be started: [Errno 11] Resource temporarily unavailable."
     assert json.loads(echoed.run.result.read_text())["status"] == "failed"

@@ -16,7 +16,6 @@ from harness.lifetime import sign
 from harness.rank import _scratch
 from harness.rundir import RunDir
 from tests.launchers.starting import STARTS, Echo
-from tests.processes import wait_until
 
 pytestmark = pytest.mark.ranks
 
@@ -163,22 +162,6 @@ def test_exit_codes_survive_an_ignored_sigchld(how: str, echo: Echo) -> None:
         assert echo(how, {"*": "sys.exit(3)"}, nprocs=1).result.exit_code == 3
     finally:
         signal.signal(signal.SIGCHLD, before)
-
-
-def test_process_that_cannot_be_started_leaves_the_others_ended(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
-    open_process = subprocess.Popen
-
-    def fails_second(*args: object, **named: object) -> object:
-        if started:
-            raise OSError("no more processes")
-        started.append(open_process(*args, **named))  # type: ignore[call-overload]
-        return started[0]
-
-    monkeypatch.setattr(subprocess, "Popen", fails_second)
-    with pytest.raises(OSError, match="no more processes"):
-        echo("launch", {"*": "for ever"})
-    assert wait_until(lambda: started[0].poll() is not None)
 
 
 def test_all_launchers_are_covered() -> None:
