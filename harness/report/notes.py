@@ -13,6 +13,9 @@ from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import launches, ranges, state, step_times
 from harness.report.waiting import communication
 
+FEWEST_STEPS = 16
+"""A quarter of fewer measured steps is too short to say that the step time drifts."""
+
 
 def notes(sweep: SweepReport) -> list[str]:
     """Return what every report says, a sentence each."""
@@ -106,9 +109,10 @@ def unsteady(jobs: Iterable[JobReport]) -> list[str]:
     """Return in which jobs the step time drifts, whether or not they are compared, and how far at most."""
     drifts: dict[int, float] = {}
     for job in jobs:
-        quarters = [steady for one in launches(job) if (steady := stats.steadiness(step_times(one))) and not steady.steady]
-        if quarters:
-            drifts[job.plan.job] = stats.median([steady.last / steady.first for steady in quarters])
+        runs = [times for one in launches(job) if len(times := step_times(one)) >= FEWEST_STEPS]
+        found = [steady for times in runs if (steady := stats.steadiness(times)) and not steady.steady]
+        if found:
+            drifts[job.plan.job] = stats.median([steady.last / steady.first for steady in found])
     if not drifts:
         return []
     most = max(drifts, key=lambda number: abs(math.log(drifts[number])))
