@@ -15,6 +15,7 @@ from harness.report.html import Html, sweep_html
 from harness.report.jsonfile import Json
 from harness.report.junit import Junit, sweep_junit
 from harness.report.markdown import Markdown, sweep_markdown
+from harness.report.notes import MOST_REMARKS
 from harness.report.pictures import Pictures, read_pictures
 from harness.report.rungs import MOST_LADDERS, ladders
 from harness.report.sweep_report import SweepReport
@@ -219,6 +220,8 @@ def test_a_sweep_of_100_jobs_is_reported_at_once_and_reads_well(tmp_path):
     page = Page(text)
     assert page.rows == 101 + 3
     assert "100 jobs, 1 failed, 1 with a red verdict." in page.texts
+    remarks = sum(len(job["remarks"]) for job in json.loads((tmp_path / "sweep" / "report.json").read_text())["jobs"])
+    assert f"{remarks - MOST_REMARKS} more remarks on single jobs stand in report.json." in page.texts
     assert 'class="wide long"' in text
     assert {picture.name for picture in read_pictures(tmp_path / "sweep")} >= {"loss", "start-up", "step-times", "scaling"}
 

@@ -27,7 +27,8 @@ def sweep_json(sweep: SweepReport) -> dict[str, Any]:
     """Return the report of a sweep as plain data; JSON in the strict sense, without NaN."""
     red = any(tables.state(job) != "ok" for job in sweep.jobs)
     head = {"format": FORMAT, "folder": sweep.folder, "ok": not red, "machine": dict(sweep.machine)}
-    return {**head, "jobs": [_strict(_job(job)) for job in sweep.jobs]}
+    jobs = [_strict({**_job(job), "remarks": list(sweep.remarks.get(job.plan.job, ()))}) for job in sweep.jobs]
+    return {**head, "jobs": jobs}
 
 
 def _job(job: JobReport) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import launches, ranges, state, step_times
 from harness.report.waiting import communication
 
+MOST_REMARKS = 12
+"""So many of the remarks on single jobs are shown."""
 FEWEST_STEPS = 16
 """A quarter of fewer measured steps is too short to say that the step time drifts."""
 
@@ -22,9 +24,14 @@ def notes(sweep: SweepReport) -> list[str]:
     found = [f"{said}." for job in sweep.jobs for said in (*_undecided(job), *_of_rival(job), *_resolved(job))]
     found += disturbed(sweep.jobs) + compressed(sweep.jobs) + left_out(sweep.jobs) + unsteady(sweep.jobs)
     found += strayed(sweep.jobs) + communication(sweep.jobs)
-    found += [f"job {job.plan.job}: {said}" for job in sweep.jobs for said in sweep.remarks.get(job.plan.job, ())]
-    found += _unclaimed(sweep.jobs)
+    found += _remarks(sweep) + _unclaimed(sweep.jobs)
     return found + [f"job {job.plan.job}: {why_red(job)}" for job in sweep.jobs if state(job) == "red"]
+
+
+def _remarks(sweep: SweepReport) -> list[str]:
+    found = [f"job {job.plan.job}: {said}" for job in sweep.jobs for said in sweep.remarks.get(job.plan.job, ())]
+    more = len(found) - MOST_REMARKS
+    return [*found[:MOST_REMARKS], *([f"{more} more remarks on single jobs stand in report.json."] if more > 0 else [])]
 
 
 def how_sure(sweep: SweepReport) -> list[str]:
