@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from harness.activations import activations
 from harness.digest import Digests, digests, gradient_digest, optimizer_digests, state_digests, value_digest
 from harness.exchange import Exchanged, Recording, exchanging
 from harness.rounding import Gradients
@@ -24,6 +25,7 @@ class Captured:
         pieces: Of this rank's part, as it loaded them.
         local: Gradients before the reduction, weighted.
         batch: Digest of the loaded samples.
+        activations: Module -> digest of what it returned, in that order; of a full verification.
         reduced: Gradients after it, before clipping and before the division by the number of items.
         skipped: True where all ranks left the step out, because a loss was not finite.
         exchanged: What synchronised layers told and heard, in order.
@@ -37,6 +39,7 @@ class Captured:
     before: Digests
     loaded: list[Any]
     batch: str
+    activations: Digests = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     counts: list[float] = field(default_factory=list)
     local: Gradients = field(default_factory=dict)
@@ -109,7 +112,7 @@ class Capture:
         )
         self._local, self._losses, self._counts, self._reduced = {}, [], [], {}
         told = Recording(trainer.model)
-        with exchanging(told):
+        with exchanging(told), activations(trainer.model, trainer.plan) as captured.activations:
             result = trainer.step(batch, loaded)
         captured.exchanged = told.record
         captured.losses, captured.counts = self._losses, self._counts

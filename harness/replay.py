@@ -27,6 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
+from harness.activations import activations
 from harness.batchnorm import SyncBatchNorm, group_of, synchronised
 from harness.digest import Digests, digests, optimizer_digests, state_digests, value_digest
 from harness.exchange import Exchanged, OneProcess, Replaying, exchanging
@@ -53,6 +54,7 @@ class Replayed:
         batch: Digest of the samples that it loaded.
         drew_random: True where forward drew random numbers.
         exchanged: What its synchronised layers told, and what the rank itself had heard.
+        activations: Module -> digest of what it returned, in that order; of a full verification.
     """
 
     losses: list[float]
@@ -62,6 +64,7 @@ class Replayed:
     batch: str
     drew_random: bool
     exchanged: list[Exchanged]
+    activations: Digests
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,8 @@ class Reference:
     def _replay(self, state: TrainingState, part: Shard, told: Replaying) -> Replayed:
         batches = self._begin(self.model, state, part)
         batch, before = value_digest(batches), value_digest(random_states())
-        losses, counts = self._backward(self.model, part, batches)
+        with activations(self.model, self._plan) as found:
+            losses, counts = self._backward(self.model, part, batches)
         return Replayed(
             losses,
             counts,
@@ -155,6 +159,7 @@ class Reference:
             batch,
             before != value_digest(random_states()),
             told.record,
+            found,
         )
 
     def exact_shard(self, state: TrainingState, part: Shard) -> Gradients:

@@ -77,7 +77,7 @@ class SparseTables:
         Raises:
             HarnessError: If there is no tensor in the output.
         """
-        tensors = list(_tensors_in(output))
+        tensors = list(tensors_in(output))
         if not tensors:
             raise HarnessError(
                 f"The module has sparse embeddings and returns {type(output).__name__}, in which no tensor was found: "
@@ -133,17 +133,17 @@ class _Anchored(Function):
 _tie: Any = _Anchored.apply
 
 
-def _tensors_in(output: Any) -> Iterator[Any]:
+def tensors_in(output: Any) -> Iterator[Any]:
     """Yield the tensors in nested lists, tuples, mappings and dataclasses."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):
-        yield from _tensors_in(list(output.values()))
+        yield from tensors_in(list(output.values()))
     elif isinstance(output, list | tuple):
         for item in output:
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        yield from _tensors_in([getattr(output, field.name) for field in dataclasses.fields(output)])
+        yield from tensors_in([getattr(output, field.name) for field in dataclasses.fields(output)])
 
 
 def _dense_mean(table: nn.Parameter, group: ProcessGroup | None) -> Tensor:

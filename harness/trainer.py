@@ -261,12 +261,12 @@ class Trainer:
         ranks, cuts = self.seat.world_size, self.plan.grad_accumulation
         if ranks == 1 or not any(isinstance(layer, SyncBatchNorm | nn.SyncBatchNorm) for layer in self.model.modules()):
             return
+        who = "sync_bn=true" if self.plan.sync_bn else "SyncBatchNorm"
         for size in sorted({len(batch) for batch in batches}):
             if min(size // ranks, cuts) < min(-(-size // ranks), cuts):
                 raise ConfigError(
-                    f"{'sync_bn=true' if self.plan.sync_bn else 'SyncBatchNorm'} needs samples on every rank in every step, and "
-                    f"a batch of {size} is not enough for nprocs={ranks} times grad_accumulation={cuts}. Change "
-                    "global_batch_size, nprocs or steps."
+                    f"{who} needs samples on every rank in every step, and a batch of {size} is not enough for "
+                    f"nprocs={ranks} times grad_accumulation={cuts}. Change global_batch_size, nprocs or steps."
                 )
 
     # --- one step ----------------------------------------------------------------------------------------------------

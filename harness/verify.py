@@ -179,6 +179,7 @@ class Verification:
         after, moved = reference.update(state, first.reduced, items, first.after)
         if replayed is not None:
             step["replayed_batches"] = None if self._random_data else [r.batch for r in replayed]
+            step["replayed_activations"] = [r.activations for r in replayed]
             step["replayed_losses"] = [r.losses for r in replayed]
             step["replayed_local"] = [_as_captured(r, c) for r, c in zip(replayed, ranks, strict=True)]
             step["local_excess"] = self._local_excess(ranks, replayed, state, reference)
@@ -409,6 +410,8 @@ def _captured(number: int, ranks: list[Captured]) -> StepEvidence:
         batches=[r.batch for r in ranks],
         replayed_batches=None,
         before=[r.before for r in ranks],
+        activations=[r.activations for r in ranks],
+        replayed_activations=None,
         losses=[r.losses for r in ranks],
         replayed_losses=None,
         local=[_gradient_digests(r.local) for r in ranks],

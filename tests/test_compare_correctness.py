@@ -747,6 +747,16 @@ def test_mathematics_that_is_missing_without_a_reason_is_red(key, name):
     assert red(verdict) == [name]
 
 
+def test_the_module_is_named_in_which_a_loss_became_another():
+    def returned(key: str) -> Mutation:
+        return setting("steps", 1, key, [{"fc1": "a", "relu": "b"}, {"fc1": "c", "relu": key}])
+
+    unread = all_of(returned("activations"), returned("replayed_activations"))
+    assert red(judged(unread)) == []
+    verdict = judged(all_of(unread, setting("steps", 1, "losses", 1, [9.0])))
+    assert of(verdict, "R3").where == {"step": 1, "rank": 1, "stage": "activation", "module": "relu"}
+
+
 # --- kernels that are not deterministic --------------------------------------------------------------------------------
 
 

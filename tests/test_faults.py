@@ -404,6 +404,8 @@ def test_no_correct_run_is_accused(outcomes, name, size):
 def test_faults_of_a_users_own_code_are_caught(outcomes, name, size):
     fired, rungs, said = outcomes.of(size, f"user: {name}")[0]
     assert fired in USERS[name][1], (rungs, said)
+    if name == "hidden statistics in training":
+        assert "rank 1, activation, module linear" in said[0]
 
 
 @pytest.mark.ranks

@@ -29,6 +29,7 @@ PARENT_SIDE = [
 
 BELOW_THE_TORCH_LINE = {
     *(
+        "activations",
         "audit",
         "backend",
         "batchnorm",

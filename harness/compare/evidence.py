@@ -45,6 +45,8 @@ class StepEvidence(TypedDict):
     batches: list[str]  # per rank: digest of the loaded samples
     replayed_batches: list[str] | None  # as the reference loads the same ids; None where the data set draws random numbers
     before: list[Digests]  # per rank: parameters, buffers and optimizer state before it
+    activations: NotRequired[list[Digests]]  # per rank: module -> what it returned, in that order; empty in compare=quick
+    replayed_activations: NotRequired[list[Digests] | None]
     losses: list[list[float]]  # per rank: the loss of each piece, before weighting
     replayed_losses: list[list[float]] | None  # by the reference; None where it cannot replay a shard alone
     local: list[Digests]  # per rank: weighted local gradients

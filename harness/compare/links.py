@@ -5,6 +5,7 @@ Each function yields mismatches in causal order, none where all is right.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -30,9 +31,20 @@ from harness.compare.rung import Incomplete, Mismatch
 
 
 def in_local(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
-    """R3: losses and local gradients whose bits are not the replay's."""
-    yield from in_losses(evidence, step)
-    yield from in_gradients(evidence, step)
+    """R3: losses and local gradients whose bits are not the replay's; before them, the module in which they became so."""
+    wrong = [*in_losses(evidence, step), *in_gradients(evidence, step)]
+    if wrong:
+        # They accuse nobody by themselves: what a module returns may hold memory that nobody reads.
+        yield from _in_activations(step)
+    yield from wrong
+
+
+def _in_activations(step: StepEvidence) -> Iterator[Mismatch]:
+    mine, replays = step.get("activations"), step.get("replayed_activations")
+    if mine is None or replays is None:
+        return
+    for found in against(replays, mine, chain(*mine, *replays), "activation", step["step"], "the replay's"):
+        yield dataclasses.replace(found, tensor=None, extra={"module": found.tensor or ""})
 
 
 def in_losses(evidence: Evidence, step: StepEvidence, tolerance: float = 0.0) -> Iterator[Mismatch]:

@@ -56,8 +56,8 @@ class Mismatch:
 
     Attributes:
         seen: What it is, in words, without a full stop.
-        stage: Of the step, in causal order: ``ids``, ``batch``, ``rng``, ``state before``, ``loss``, ``local gradient``,
-            ``reduced gradient``, ``lr``, ``state after``, ``buffers``; or what else was looked at.
+        stage: Of the step, in causal order: ``ids``, ``batch``, ``rng``, ``state before``, ``activation``, ``loss``,
+            ``local gradient``, ``reduced gradient``, ``lr``, ``state after``, ``buffers``; or what else was looked at.
         quantity: Where a number was compared; NaN compares as wrong.
         threshold: Of this number, where it is not the rung's usual one.
         extra: Further places, such as ``{"epoch": 1, "id": 17}``.
