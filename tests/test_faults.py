@@ -26,6 +26,7 @@ from harness.faults.inject import inject
 from harness.faults.seams import INJECTIONS, DoesNotApply
 from harness.faults.table import FAULTS
 from harness.plan import Ddp, TrainPlan
+from harness.replay import NEEDS_PEERS, Reference
 from harness.rundir import RunDir
 from harness.trainer import Trainer
 from tests import toys
@@ -494,6 +495,18 @@ def test_an_audit_of_blind_checks_stops_the_job(outcomes):
     for said in outcomes.of(2, "blind"):
         assert said.startswith("The checks are wrong about this training. ")
         assert "not_sharded: caught 0 of 1" in said
+
+
+class PeersAsked(toys.Points):
+    """Has a synchronised layer of torch's."""
+
+    def model(self):
+        return nn.Sequential(nn.Linear(4, 5), nn.SyncBatchNorm(5), nn.Linear(5, 1))
+
+
+def test_one_rank_asks_nobody():
+    reasons = [Reference(plan_of(recipe=mine("PeersAsked")), n, torch.device("cpu"), 8).why_not_alone for n in (1, 2)]
+    assert reasons == ["", NEEDS_PEERS]
 
 
 def test_every_fault_has_an_injection_and_an_option():
