@@ -103,7 +103,9 @@ def _refuse_run_dir(config: DictConfig) -> None:
     Raises:
         ConfigError: It was given, and no ``--multirun``.
     """
-    given = [override for override in config.hydra.overrides.hydra if override.startswith("hydra.run.dir=")]
+    # As they were typed: an interpolation has its meaning in a job.
+    overrides: Any = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
+    given = [override for override in overrides if override.startswith("hydra.run.dir=")]
     if given and {"-m", "--multirun"}.isdisjoint(sys.argv):
         folder = given[-1].partition("=")[2]
         said = f"{given[-1]} names the folder of a single run, and every run is a sweep: use hydra.sweep.dir={folder}."
