@@ -136,7 +136,7 @@ def _unclaimed(jobs: Sequence[JobReport]) -> list[str]:
     forecasts = [speed.needed_pairs for speed in single if speed.needed_pairs is not None]
     margin = f"{100 * single[0].margin:.3g} %"
     guess = f" If launches vary as much as steps do, compare.pairs={max(forecasts)} would settle {margin}." if forecasts else ""
-    return [f"* No claim of speed: one launch per job says nothing beyond its own spread.{guess}"]
+    return [f"* No claim of speed: one pair of launches says nothing beyond its own spread.{guess}"]
 
 
 def why_red(job: JobReport) -> str:
