@@ -114,6 +114,10 @@ def value_digest(value: Any) -> str:
     """Return one digest of all that nested containers and objects hold, such as a loaded batch.
 
     Raises:
-        ConfigError: They hold something that cannot be pickled.
+        ConfigError: They hold something that cannot be pickled, or themselves.
     """
-    return _hexadecimal(repr(list(_flat("", value))).encode())
+    try:
+        parts = list(_flat("", value))
+    except RecursionError:
+        raise ConfigError(f"There is no digest of a {type(value).__name__} in which an object holds itself.") from None
+    return _hexadecimal(repr(parts).encode())

@@ -133,10 +133,14 @@ class Reference:
         return IN_SUBGROUPS if any(world_size(group) != self._world_size for group in groups if group is not None) else ""
 
     @property
-    def is_partly_synchronised(self) -> bool:
-        """True where the recipe itself synchronises some BatchNorm layers, and not others."""
+    def why_not_whole(self) -> str:
+        """Why the whole batch in this one process is not what the ranks do together; empty where it is."""
+        if self.draws_random:
+            return "the data set draws random numbers, so that a batch cannot be read twice"
         own = {isinstance(layer, SyncBatchNorm) for layer in self.batch_norms}
-        return len(own) == 2 and not self._plan.sync_bn
+        if len(own) == 2 and not self._plan.sync_bn:
+            return "some BatchNorm layers are synchronised and others are not, which one process cannot do"
+        return self.why_not_alone
 
     # --- one shard ---------------------------------------------------------------------------------------------------
 

@@ -290,12 +290,7 @@ class Verification:
         why_not = "" if hook == "none" else f"gradients travel compressed (ddp.comm_hook={hook})"
         if not why_not and self._seat.rank == 0 and not shares:
             with undisturbed_random():
-                if self._reference(0).draws_random:
-                    why_not = "the data set draws random numbers, so that a batch cannot be read twice"
-                elif self._reference(0).why_not_alone:
-                    why_not = self._reference(0).why_not_alone
-                elif self._reference(0).is_partly_synchronised:
-                    why_not = "some BatchNorm layers are synchronised and others are not, which one process cannot do"
+                why_not = self._reference(0).why_not_whole
         elif not why_not and self._shared is not None:
             why_not = self._shared["not_mathematics"]
         return str(self._tell(why_not))

@@ -62,5 +62,12 @@ def test_what_cannot_be_pickled_is_refused():
         value_digest([torch.zeros(1), Plain(threading.Lock())])
 
 
+def test_what_holds_itself_is_refused():
+    turning = Plain(None)
+    turning.inner = turning
+    with pytest.raises(ConfigError, match="There is no digest of a list in which an object holds itself"):
+        value_digest([turning])
+
+
 def test_plain_state_of_an_optimizer_keeps_its_value():
     assert optimizer_digests({0: {"step": 3, "rate": 0.1}}) == {"optimizer.0.step": "3", "optimizer.0.rate": "0.1"}
