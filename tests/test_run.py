@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import run
-from harness.launchers import pool
 from harness.rundir import RunDir
 from tests.processes import alive, descendants, wait_until
 
@@ -19,18 +17,23 @@ ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = ["backend=gloo", "nprocs=2", "threads=1", "hydra.sweep.dir=out"]
 
 
-def test_the_command_warms_up_and_ends_quietly_when_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    warmed: list[list[str]] = []
+INTERRUPTED = """\
+import run
+from harness.launchers import pool
 
-    def interrupted() -> None:
-        raise KeyboardInterrupt
+def warm_up_for(arguments):
+    print(arguments)
+    raise KeyboardInterrupt
 
-    monkeypatch.setattr("sys.argv", ["harness", "launcher=spawn"])
-    monkeypatch.setattr(pool, "warm_up_for", warmed.append)
-    monkeypatch.setattr(run, "main", interrupted)
-    with pytest.raises(SystemExit) as left:
-        run.cli()
-    assert (left.value.code, warmed) == (130, [["launcher=spawn"]])
+pool.warm_up_for = warm_up_for
+run.cli()
+"""
+
+
+def test_the_command_warms_up_and_ends_quietly_when_interrupted() -> None:
+    command = [sys.executable, "-c", INTERRUPTED, "launcher=spawn"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "['launcher=spawn']\n", "")
 
 
 @pytest.mark.ranks
