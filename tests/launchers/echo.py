@@ -35,8 +35,10 @@ DistFakeError.__module__ = "torch.distributed"
 
 def tell(name, content=""):
     path = RUN / f"{name}-{RANK}"
-    path.with_suffix(".aside").write_text(content)
-    path.with_suffix(".aside").rename(path)
+    # A rank and its child may tell the same.
+    aside = path.with_suffix(f".aside-{os.getpid()}")
+    aside.write_text(content)
+    aside.rename(path)
 
 
 def wait_for(path):

@@ -34,11 +34,18 @@ except Interrupted as interruption:
 """
 
 
+_parents: list[subprocess.Popen[bytes]] = []
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Return a folder in which the parents keep their temporary files."""
     (tmp_path / "tmp").mkdir()
     yield tmp_path
+    for parent in _parents:
+        parent.kill()
+        parent.wait()
+    _parents.clear()
     assert wait_until(lambda: not list((tmp_path / "tmp").glob("harness-*")), 5), list((tmp_path / "tmp").glob("*/**"))
 
 
@@ -54,6 +61,7 @@ def start(how: str, folder: Path, behaviour: str = "workers", ignore: bool = Fal
         env={**os.environ, "TMPDIR": str(folder / "tmp")},
         stderr=(folder / "stderr").open("wb"),
     )
+    _parents.append(parent)
     told = "iterating" if behaviour == "workers" else "waiting"
     ranks = 1 if how == "inline" else 2
     ready = wait_until(lambda: all((folder / "run" / f"{told}-{rank}").exists() for rank in range(ranks)), 60)
