@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import hydra
@@ -21,6 +22,9 @@ def cli() -> None:
     """Run the command, with a warm server on the way while Hydra composes."""
     from harness.launchers.pool import warm_up_for
 
+    if os.getcwd() not in sys.path:
+        # As under python -m: a recipe of the user's own lies where the command is given.
+        sys.path.insert(0, os.getcwd())
     try:
         warm_up_for(sys.argv[1:])
         main()

@@ -74,12 +74,22 @@ def load(trainer: Trainer, path: Path) -> int:
     return step
 
 
-def _read(path: Path, device: torch.device) -> dict[str, Any]:
+def find(path: Path) -> Path:
+    """Return the file of a checkpoint that is named by its path or its run's folder.
+
+    Raises:
+        ConfigError: There is none.
+    """
     file = RunDir(path).checkpoint if path.is_dir() else path
     if not file.exists():
         inside = sorted(path.glob(f"*/{file.name}")) if path.is_dir() else []
         hint = f" Did you mean resume={inside[0].parent}?" if inside else " checkpoint_every=N writes some."
         raise ConfigError(f"resume={path}: there is no checkpoint there.{hint}")
+    return file
+
+
+def _read(path: Path, device: torch.device) -> dict[str, Any]:
+    file = find(path)
     try:
         content = torch.load(file, map_location=device, weights_only=False)
     except Exception as error:

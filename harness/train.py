@@ -49,6 +49,8 @@ def train(rank: Rank) -> float:
 
 
 def _train(rank: Rank, plan: TrainPlan, seat: Seat) -> float:
+    if plan.resume:
+        checkpoint.find(Path(rank.plan.cwd, plan.resume))
     recipe = make_recipe(plan.recipe)
     if hasattr(recipe, "measure"):
         return measure(rank, recipe, seat)

@@ -279,6 +279,24 @@ def foreign(*results):
     return sweep_report("f", [dataclasses.replace(j, plan=dataclasses.replace(j.plan, train=None)) for j in jobs], MACHINE)
 
 
+def test_a_single_job_on_a_busy_machine_says_so(tmp_path):
+    result = result_of(1)
+    ranks = tuple(dataclasses.replace(rank, meters=busy_meters()) for rank in result.ranks)
+    sweep = sweep_report("/tmp/x", [job_of(0, result=dataclasses.replace(result, ranks=ranks))], MACHINE)
+    said = " ".join(" ".join(text for text, _ in report_lines(sweep, 80)).split())
+    assert "job 0: The machine was disturbed while it ran (" in said and "): its times say little." in said
+
+
+def busy_meters():
+    at = {"run_delay_s": 0.0, "pressure_s": None, "throttled": 0, "involuntary_switches": 0, "major_faults": 0}
+    return ({**at, "t": 100.0, "name": "warm"}, {**at, "t": 100.1, "run_delay_s": 0.06, "name": "last step"})
+
+
+def test_a_failed_job_has_no_speed():
+    job = job_of(0, result=dataclasses.replace(result_of(1), status="failed", message="it hung"))
+    assert math.isnan(tables.samples_per_s(job)) and tables.step_cells([job]) == [""]
+
+
 def test_a_foreign_app_of_one_job_gets_no_table():
     assert texts(foreign(result_of_foreign()), 80) == []
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.compare.chains import compare_runs, differences
+from harness.compare.launches import contamination
 from harness.compare.performance import MARGINS, PerformanceVerdict, Resolution, compare, resolution
 from harness.errors import NotComparable
 from harness.plan import RunPlan
@@ -32,6 +33,12 @@ def _remarks(jobs: Sequence[JobReport], machine: Mapping[str, str]) -> dict[int,
     found = {job.plan.job: [f"{said}." for said in waiting_said(job)] for job in jobs}
     for number, sentence in scaling_sentences(jobs, machine):
         found[number].insert(0, sentence)
+    compared = {number for job in jobs if job.speed or job.pace for number in (job.plan.job, job.baseline, job.rival)}
+    for job in jobs:
+        if job.plan.train is None or job.result.status != "ok" or job.trials or job.plan.job in compared or not step_times(job):
+            continue
+        if reasons := contamination(launch_of(job, machine)):
+            found[job.plan.job].insert(0, f"The machine was disturbed while it ran ({reasons[0]}): its times say little.")
     return {number: sentences for number, sentences in found.items() if sentences}
 
 

@@ -88,12 +88,15 @@ def launches(job: JobReport) -> list[JobReport]:
 
 
 def step_s(job: JobReport) -> float:
-    """Return the median of the measured steps, and of launches where there are several, in seconds; NaN without any."""
+    """Return the median of the measured steps, and of launches where there are several, in seconds; NaN where there is none."""
     return typical_step_s(job)[0]
 
 
 def typical_step_s(job: JobReport) -> tuple[float, float]:
     """Return a step's time and the number after its +-, in seconds: of one launch the steps' spread, of several theirs."""
+    if job.result.status != "ok":
+        # Steps up to a failure are no measurement.
+        return math.nan, math.nan
     runs = [step_times(one) for one in launches(job)]
     values = runs[0] if len(runs) == 1 else [stats.median(times) for times in runs]
     return (stats.median(values) if values else math.nan, stats.spread(values) if len(values) > 1 else math.nan)

@@ -128,7 +128,15 @@ def _facts_of(job: Job) -> list[str]:
     length = f"{train.epochs} epochs" if train.steps is None else f"{train.steps} steps"
     reason = f" ({plan.backend_reason})" if plan.backend_reason.startswith("auto") else ""
     recipe = job.label.get("recipe") or str(train.recipe.get("_target_", "")).rpartition(".")[2]
-    return [recipe, f"global batch {train.global_batch_size}", length, f"seed {train.seed}", f"{plan.backend}{reason}"]
+    resumed = [f"resumes {train.resume}"] if train.resume else []
+    return [
+        recipe,
+        f"global batch {train.global_batch_size}",
+        length,
+        f"seed {train.seed}",
+        f"{plan.backend}{reason}",
+        *resumed,
+    ]
 
 
 def report_lines(sweep: SweepReport, width: int, name_failures: bool = True) -> list[Line]:
