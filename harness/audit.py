@@ -22,7 +22,7 @@ from harness.compare.correctness import Verdict, judge
 from harness.compare.evidence import Evidence
 from harness.context import Rank
 from harness.errors import Mismatch
-from harness.exchange import OneProcess, exchanging
+from harness.exchange import OneProcess, answering, exchanging
 from harness.faults import table
 from harness.faults.inject import seated, trainers
 from harness.faults.seams import DoesNotApply
@@ -121,7 +121,7 @@ class Trials:
         """Return the free run of the same settings, made once."""
         key = repr((dataclasses.replace(plan, fault=None, fault_size=None, compare="off"), steps))
         if key not in self._alone:
-            with undisturbed_random(), exchanging(OneProcess()):
+            with undisturbed_random(), exchanging(OneProcess()), answering(lambda *_, **__: None):
                 self._alone[key] = train_alone(plan, self._dataset, self._seat.device, steps)
         return self._alone[key]
 

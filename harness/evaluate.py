@@ -12,7 +12,7 @@ import torch.distributed as dist
 from harness.errors import ConfigError
 from harness.loader import load, to_device
 from harness.recipe import Recipe
-from harness.seeds import derive
+from harness.seeds import EVALUATION_SEED, derive, seed_everything
 from harness.shard import global_batches, shard
 from harness.state import undisturbed_random
 from harness.trainer import Trainer, num_samples
@@ -27,7 +27,11 @@ def eval_dataset_of(recipe: Recipe) -> Any | None:
     present = [name for name in ("eval_dataset", "evaluate") if hasattr(recipe, name)]
     if len(present) == 1:
         raise ConfigError(f"{type(recipe).__name__} has {present[0]}(), but evaluation takes eval_dataset() and evaluate().")
-    dataset = recipe.eval_dataset() if present else None  # type: ignore[attr-defined]
+    if not present:
+        return None
+    with undisturbed_random():
+        seed_everything(derive(EVALUATION_SEED, "eval_dataset"))
+        dataset = recipe.eval_dataset()  # type: ignore[attr-defined]
     if dataset is not None:
         num_samples(dataset, "eval_dataset()")
     return dataset

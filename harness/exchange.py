@@ -6,10 +6,10 @@ they told against what each has really computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -165,3 +165,23 @@ def exchanging(by: Exchange) -> Iterator[None]:
         yield
     finally:
         _current.pop()
+
+
+COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single", "barrier"),
+    *("broadcast", "broadcast_object_list", "gather", "irecv", "isend", "recv", "reduce", "reduce_scatter"),
+    *("reduce_scatter_tensor", "scatter", "send"),
+)
+
+
+@contextmanager
+def answering(by: Callable[..., Any]) -> Iterator[None]:
+    """Have a function called in place of torch's collectives: where one process stands for all, nobody would answer them."""
+    before = {name: getattr(dist, name) for name in COLLECTIVES}
+    for name in COLLECTIVES:
+        setattr(dist, name, by)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(dist, name, function)

@@ -30,16 +30,21 @@ from torch.utils.data import default_collate
 from harness.activations import activations
 from harness.batchnorm import SyncBatchNorm, group_of, synchronised
 from harness.digest import Digests, digests, optimizer_digests, state_digests, value_digest
-from harness.exchange import Exchanged, OneProcess, Replaying, exchanging
+from harness.errors import HarnessError
+from harness.exchange import Exchanged, OneProcess, Replaying, answering, exchanging
 from harness.group import world_size
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe, make_scheduler
 from harness.rounding import Gradients
-from harness.seeds import derive, seed_everything
+from harness.seeds import EVALUATION_SEED, derive, seed_everything
 from harness.state import TrainingState, random_states, set_random_states
 
 NEEDS_PEERS = "torch.nn.SyncBatchNorm asks the other ranks (sync_bn=true puts in its place what can be replayed)"
 IN_SUBGROUPS = "a BatchNorm layer is synchronised among some of the ranks, and one process has no such group"
+
+
+class Unrepeatable(HarnessError):
+    """What the ranks do cannot be done again by one process; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -101,17 +106,24 @@ class Reference:
         self._world_size = world_size
         self._device = device
         self.recipe: Recipe = make_recipe(plan.recipe)
+        seed_everything(derive(plan.seed, "dataset"))
         self.dataset = self.recipe.dataset()
-        self.model = self._born()
+        self.model = self._born(torch.float64 if plan.precision == "float64" else torch.float32)
+        self._repeats: bool | None = None
+        self._draws = False
         self.birth = self._birth()
         self._declared = self.recipe.optimizer(self.model)
         self._has_stepped = False
         self._scheduler = make_scheduler(self.recipe, self._declared, num_steps)
 
-    def _born(self) -> nn.Module:
+    def _born(self, dtype: torch.dtype) -> nn.Module:
         seed_everything(derive(self._plan.seed, "model"))
-        wide = self._plan.precision == "float64"
-        return self.recipe.model().to(self._device, torch.float64 if wide else torch.float32)
+        return self.recipe.model().to(self._device, dtype)
+
+    @cached_property
+    def _wide(self) -> nn.Module:
+        """The model in float64: made anew, because a copy would lack the hooks on its tensors, and not every model has one."""
+        return self._born(torch.float64)
 
     def _birth(self) -> Digests:
         optimizer = self.recipe.optimizer(self.model)
@@ -135,7 +147,7 @@ class Reference:
     @property
     def why_not_whole(self) -> str:
         """Why the whole batch in this one process is not what the ranks do together; empty where it is."""
-        if self.draws_random:
+        if self._draws or self._repeats is False:
             return "the data set draws random numbers, so that a batch cannot be read twice"
         own = {isinstance(layer, SyncBatchNorm) for layer in self.batch_norms}
         if len(own) == 2 and not self._plan.sync_bn:
@@ -147,7 +159,7 @@ class Reference:
     def replay(self, state: TrainingState, part: Shard) -> Replayed:
         """Return losses and gradients of one shard; buffers of ``state`` are rank 0's, from which each forward starts."""
         told = Replaying(part.exchanged, self._world_size)
-        with exchanging(told), synchronised(self.model) if self._plan.sync_bn else nullcontext():
+        with self._alone(), exchanging(told), synchronised(self.model) if self._plan.sync_bn else nullcontext():
             return self._replay(state, part, told)
 
     def _replay(self, state: TrainingState, part: Shard, told: Replaying) -> Replayed:
@@ -168,9 +180,9 @@ class Reference:
 
     def exact_shard(self, state: TrainingState, part: Shard) -> Gradients:
         """Return the gradients of one shard in float64, of a model that draws no random numbers."""
-        model = copy.deepcopy(self.model).double()
-        self._backward(model, part, self._begin(model, state, part), torch.float64)
-        return _gradients(model)
+        batches = self._begin(self._wide, state, part)
+        self._backward(self._wide, part, batches, torch.float64)
+        return _gradients(self._wide)
 
     def _begin(self, model: nn.Module, state: TrainingState, part: Shard) -> list[Any]:
         """Put the model and all generators where the rank's were, and return its batches."""
@@ -197,12 +209,33 @@ class Reference:
         collate = getattr(self.recipe, "collate", None) or default_collate
         return collate([self.dataset[number] for number in ids])
 
-    @cached_property
-    def draws_random(self) -> bool:
-        """True where reading the first sample twice gives two results, or moves a generator on."""
-        before = value_digest(random_states())
-        first, second = value_digest(self._load([0])), value_digest(self._load([0]))
-        return first != second or before != value_digest(random_states())
+    def can_load(self, part: Shard) -> bool:
+        """Return True where the samples of a shard can be loaded again: by the same generators they are the same bits.
+
+        Found out by loading a first shard twice. Where it draws random numbers, workers have generators of their own.
+        """
+        if self._repeats is None:
+            read = []
+            for _ in range(2):
+                set_random_states(part.random)
+                read.append(value_digest([self._load(piece) for piece in part.pieces]))
+            self._draws = value_digest(random_states()) != value_digest(dict(part.random))
+            self._repeats = read[0] == read[1]
+        return self._repeats and not (self._draws and self._plan.num_workers)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse what asks other ranks, which are not there to answer.
+
+        Raises:
+            Unrepeatable: The recipe asks them.
+        """
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise Unrepeatable("loss() or the model asks the other ranks by torch.distributed, which one process cannot answer")
+
+        with answering(refuse) if self._world_size > 1 else nullcontext():
+            yield
 
     def _loss(self, model: nn.Module, batch: Any, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
         wide = dtype == torch.float64 or (dtype is None and self._plan.precision == "float64")
@@ -294,19 +327,38 @@ class Reference:
         Args:
             shards: Sample numbers of each rank, in rank order, a list for each piece.
             dtype: float64, or None for the run's own precision.
+
+        Raises:
+            Unrepeatable: Forward draws other random numbers than dropout's, asks other ranks, or cannot run in float64.
         """
-        model = copy.deepcopy(self.model).to(dtype) if dtype is not None else self.model
+        with self._alone(), without_dropout(), exchanging(OneProcess()):
+            try:
+                return self._whole_batch(state, shards, dtype)
+            except Unrepeatable:
+                raise
+            except Exception as error:
+                if dtype is None or self._plan.precision == "float64":
+                    raise
+                said = (str(error).splitlines() or [type(error).__name__])[0]
+                raise Unrepeatable(f"the recipe cannot run in float64 ({said})") from error
+
+    def _whole_batch(
+        self, state: TrainingState, shards: Sequence[Sequence[Sequence[int]]], dtype: torch.dtype | None
+    ) -> tuple[float, Gradients]:
+        model = self.model if dtype is None else self._wide
         _restore(model, state)
-        parts = self._parts(shards)
         total, weight = torch.zeros((), dtype=torch.float64, device=self._device), 0.0
-        with without_dropout(), exchanging(OneProcess()):
-            for part in parts:
-                loss, items = self._loss(model, self._load(part), dtype)
-                number = float(items) if items is not None else float(len(part))
-                total = total + (loss if items is not None else loss * number).double()
-                weight += number
-            mean = total / weight
-            mean.backward()
+        for part in self._parts(shards):
+            batch = self._load(part)
+            before = value_digest(random_states())
+            loss, items = self._loss(model, batch, dtype)
+            if value_digest(random_states()) != before:
+                raise Unrepeatable("forward draws random numbers, and not by torch's dropout, which could be switched off")
+            number = float(items) if items is not None else float(len(part))
+            total = total + (loss if items is not None else loss * number).double()
+            weight += number
+        mean = total / weight
+        mean.backward()
         return float(mean.detach()), _gradients(model)
 
     def _parts(self, shards: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
@@ -320,12 +372,13 @@ class Reference:
 
     def evaluate(self, state: TrainingState, parts: Sequence[Sequence[int]], size: int) -> dict[str, list[float]]:
         """Return name -> [sum, count] over the samples of ``parts``, in batches of at most ``size``."""
+        seed_everything(derive(EVALUATION_SEED, "eval_dataset"))
         dataset = self.recipe.eval_dataset()  # type: ignore[attr-defined]
         collate = getattr(self.recipe, "collate", None) or default_collate
         state.restore(self.model)
         self.model.eval()
         totals: dict[str, list[float]] = {}
-        with torch.no_grad():
+        with torch.no_grad(), self._alone():
             for part in parts:
                 for start in range(0, len(part), size):
                     samples = collate([dataset[number] for number in part[start : start + size]])

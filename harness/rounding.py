@@ -159,10 +159,10 @@ def excess_ratios(mine: Gradients, single: Gradients, exact: Gradients, u: float
     """
     whole = math.sqrt(sum(_norm(gradient) ** 2 for gradient in exact.values()))
     scales = {name: max(_norm(gradient), FLOOR * whole, 1e-300) for name, gradient in exact.items()}
-    honest = {name: _difference(single[name], gradient) for name, gradient in exact.items()}
+    honest = {name: _difference(single.get(name), gradient) for name, gradient in exact.items()}
     typical = max(u, statistics.median(honest[name] / scales[name] for name in exact))
     floors = {name: max(honest[name], 4 * typical * scales[name]) for name in exact}
-    return {name: _difference(mine[name], gradient) / floors[name] for name, gradient in exact.items()}
+    return {name: _difference(mine.get(name), gradient) / floors[name] for name, gradient in exact.items()}
 
 
 def dtype_of(gradients: Gradients) -> torch.dtype:

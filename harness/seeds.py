@@ -8,6 +8,9 @@ import random
 import numpy
 import torch
 
+EVALUATION_SEED = 0
+"""Of what an evaluation's samples are drawn by: they are the same in every run, whatever its own seed."""
+
 
 def derive(seed: int, *names: str | int) -> int:
     """Return a seed of 63 bits for the stream of that name: equal for equal arguments, unrelated otherwise (SHA-256)."""

@@ -25,6 +25,7 @@ from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe
 from harness.record import Evaluation, Step, ratio
 from harness.reducing import reducing, reduction, watch
+from harness.seeds import derive, seed_everything
 from harness.trainer import Seat, StepResult, Trainer
 from harness.verify import MakeTrainer, verify
 
@@ -54,7 +55,7 @@ def _train(rank: Rank, plan: TrainPlan, seat: Seat) -> float:
     recipe = make_recipe(plan.recipe)
     if hasattr(recipe, "measure"):
         return measure(rank, recipe, seat)
-    dataset = prepare(recipe, seat, rank.who.local_rank)
+    dataset = prepare(recipe, seat, rank.who.local_rank, plan.seed)
     rank.record.mark("data and model")
     make_trainer = trainers(recipe, dataset, seat)
     if plan.compare != "off":
@@ -87,14 +88,18 @@ def join(rank: Rank, plan: TrainPlan) -> Seat:
     return Seat(environment.rank, environment.world_size, device)
 
 
-def prepare(recipe: Recipe, seat: Seat, local_rank: int) -> Any:
-    """Return the recipe's data set, after one rank of each machine has prepared it while the others waited."""
+def prepare(recipe: Recipe, seat: Seat, local_rank: int, seed: int) -> Any:
+    """Return the recipe's data set, after one rank of each machine has prepared it while the others waited.
+
+    What it draws by the common generators follows from the seed alone, and is the same on every rank.
+    """
     ready = getattr(recipe, "prepare", None)
     if ready is not None:
         if local_rank == 0:
             ready()
         if seat.world_size > 1:
             dist.barrier()
+    seed_everything(derive(seed, "dataset"))
     return recipe.dataset()
 
 

@@ -150,6 +150,11 @@ class Trainer:
         model = self.recipe.model()
         if not isinstance(model, nn.Module):
             raise ConfigError(f"{type(self.recipe).__name__}.model() returned a {type(model).__name__}, not an nn.Module.")
+        if any(p.is_complex() for p in model.parameters()):
+            name = type(self.recipe).__name__
+            raise ConfigError(
+                f"{name}.model() has complex parameters, which would lose a part. Hold them as pairs of real ones."
+            )
         model = model.to(self.seat.device, self.dtype)
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"{type(self.recipe).__name__}.model() has no parameter to train.")

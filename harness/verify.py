@@ -26,7 +26,7 @@ from harness.evaluate import eval_dataset_of, evaluate
 from harness.loader import load
 from harness.plan import TrainPlan
 from harness.record import FORMAT, ratio
-from harness.replay import Reference, Replayed, Shard, without_dropout
+from harness.replay import Reference, Replayed, Shard, Unrepeatable, without_dropout
 from harness.rounding import Gradients, by_floor, dtype_of, excess_ratios, exchange_ratios, reduction_ratios
 from harness.rundir import write_json
 from harness.shard import pieces, shard
@@ -64,6 +64,8 @@ class Verification:
         self._states: list[TrainingState] = []
         self._batches: list[Sequence[int]] = []
         self._numbers: list[int] = []
+        self._not_whole = ""
+        self._random_data = False
 
     def run(self) -> Evidence | None:
         """Capture, replay, and join what was found."""
@@ -77,7 +79,11 @@ class Verification:
         shares = self._shares_all(birth, steps)
         why_not = self._why_no_mathematics(shares)
         own, wide = self._own_and_wide(shares, why_not)
+        why_not = why_not or self._not_whole
         twice = self._without_capture(steps) if self._plan.compare != "quick" else None
+        if self._random_data and self._plan.num_workers == 0:
+            # A data set with generators of its own does not come to the same samples again.
+            twice = None
         if self._seat.rank != 0:
             return None
         reference_birth, has_batch_norm = self._born(birth)
@@ -176,6 +182,7 @@ class Verification:
         replayed, why_not = self._replay(ranks, state, reference)
         first = ranks[0]
         items = math.fsum(count for r in ranks for count in r.counts) if first.counts_items else None
+        step["declared_lr"] = reference.declared_lr()
         after, moved = reference.update(state, first.reduced, items, first.after)
         if replayed is not None:
             step["replayed_batches"] = None if self._random_data else [r.batch for r in replayed]
@@ -188,7 +195,6 @@ class Verification:
             step["loss"]["reference"] = [
                 _sums(r.losses, c.counts, c.counts_items) for r, c in zip(replayed, ranks, strict=True)
             ]
-        step["declared_lr"] = reference.declared_lr()
         step["not_replayed"] = why_not
         step["reduction_ratio"] = reduction_ratios([r.local for r in ranks], first.reduced, WIRE.get(self._plan.ddp.comm_hook))
         step["replayed_after"] = after
@@ -196,12 +202,15 @@ class Verification:
         return step
 
     def _replay(self, ranks: list[Captured], state: TrainingState, reference: Reference) -> tuple[list[Replayed] | None, str]:
-        self._random_data = reference.draws_random and self._plan.num_workers > 0
+        self._random_data = not reference.can_load(dataclasses.replace(self._shard(ranks[0]), loaded=None))
         if self._plan.compile:
             return None, "compile=true: the ranks run other kernels than the reference, which is not compiled"
         if reference.why_not_alone:
             return None, reference.why_not_alone
-        replayed = [reference.replay(state, self._shard(r)) for r in ranks]
+        try:
+            replayed = [reference.replay(state, self._shard(r)) for r in ranks]
+        except Unrepeatable as error:
+            return None, str(error)
         self._uses_random = self._uses_random or any(r.drew_random for r in replayed)
         return replayed, ""
 
@@ -303,7 +312,7 @@ class Verification:
             return None, None
         is_wide = self._plan.precision == "float64"
         own = None if is_wide else self._mathematics(self._plan, None)
-        if not is_wide and self._plan.compare == "quick":
+        if self._not_whole or (not is_wide and self._plan.compare == "quick"):
             return own, None
         return own, self._mathematics(dataclasses.replace(self._plan, precision="float64"), torch.float64)
 
@@ -316,9 +325,14 @@ class Verification:
             state.restore(trainer.model)
             loss, gradients = self._gradient_of_ranks(trainer, batch)
             if self._seat.rank == 0:
-                with undisturbed_random():
-                    found.append(self._compare(number, loss, gradients, state, batch, self._reference(0), dtype))
-            self._meet()
+                try:
+                    with undisturbed_random():
+                        found.append(self._compare(number, loss, gradients, state, batch, self._reference(0), dtype))
+                except Unrepeatable as error:
+                    self._not_whole = str(error)
+            self._not_whole = str(self._tell(self._not_whole))
+            if self._not_whole:
+                return None
         return found if self._seat.rank == 0 else None
 
     def _gradient_of_ranks(self, trainer: Trainer, batch: Sequence[int]) -> tuple[float, Gradients]:
@@ -348,7 +362,7 @@ class Verification:
         exact_loss, exact = reference.whole_batch(state, shards, torch.float64)
         u = torch.finfo(dtype).eps / 2 if dtype is not None else self._round_off(gradients)
         if dtype is not None:
-            ratios = {name: by_floor(gradients[name], exact[name], exact, 1e-11) for name in exact}
+            ratios = {name: by_floor(gradients.get(name), exact[name], exact, 1e-11) for name in exact}
         else:
             _, single = reference.whole_batch(state, shards, None)
             ratios = excess_ratios(gradients, single, exact, u)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
 import yaml
 from torch import nn
 from torch.optim import SGD
+from torch.utils.data import TensorDataset
 
 from harness import audit as audits
 from harness.audit import Trials
@@ -28,6 +31,7 @@ from harness.faults.table import FAULTS
 from harness.plan import Ddp, TrainPlan
 from harness.replay import NEEDS_PEERS, Reference
 from harness.rundir import RunDir
+from harness.train import prepare
 from harness.trainer import Trainer
 from tests import toys
 from tests.ranks import Outcomes, run_cases
@@ -168,6 +172,104 @@ class InPairs(toys.Points):
         return nn.Sequential(nn.Linear(4, 5), layer, nn.Linear(5, 1))
 
 
+class NormalisedByHook(toys.Points):
+    """Has every rank scale its own gradient to length 1, by hooks on the tensors."""
+
+    def model(self):
+        model = super().model()
+        for parameter in model.parameters():
+            parameter.register_hook(lambda g: g / (g.norm() + 1e-9))
+        return model
+
+
+class HalvedByHook(toys.Points):
+    """Halves gradients by hooks, which the mean over ranks does not mind."""
+
+    def model(self):
+        model = super().model()
+        for parameter in model.parameters():
+            parameter.register_hook(lambda g: g * 0.5)
+        return model
+
+
+class StochasticDepth(toys.Points):
+    """Draws in forward, and not by torch's dropout."""
+
+    def loss(self, model, batch):
+        ids, x, y = batch
+        return super().loss(model, (ids, x + 0.1 * torch.randn_like(x), y))
+
+
+class OwnRate(toys.Points):
+    """Has an optimizer that sets its own learning rate."""
+
+    def optimizer(self, model):
+        return OwnRateSGD(model.parameters(), lr=0.1)
+
+
+class OwnRateSGD(SGD):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["taken"] = group.get("taken", 0) + 1
+            group["lr"] = 0.1 / group["taken"]
+        super().step(closure)
+
+
+class DrawnData(toys.Points):
+    """Draws its samples from the common generator when it is made; augments every second one, perhaps by its own generator."""
+
+    def __init__(self, augments="", **settings):
+        super().__init__(**settings)
+        self.augments = augments
+
+    def eval_dataset(self):
+        ids, x, y = super().dataset().tensors
+        return TensorDataset(ids, x + torch.randn_like(x), y)
+
+    def dataset(self):
+        ids, x, y = super().dataset().tensors
+        return Augmented(ids, x + torch.randn_like(x), y, self.augments)
+
+
+class Augmented(TensorDataset):
+    def __init__(self, ids, x, y, augments):
+        super().__init__(ids, x, y)
+        self.own = numpy.random.default_rng(0) if augments == "own" else None
+        self.augments = augments
+
+    def __getitem__(self, number):
+        number, x, y = super().__getitem__(number)
+        if self.augments and number % 2:
+            x = x + (float(self.own.normal()) if self.own is not None else 0.1 * torch.randn(4).to(x.dtype))
+        return number, x, y
+
+
+class AsksPeers(toys.Points):
+    """Takes the mean of all ranks' losses for what it logs."""
+
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        self.logged = loss.detach().clone()
+        if dist.is_initialized():
+            dist.all_reduce(self.logged)
+        return loss
+
+
+class NeedsFloat32(toys.Points):
+    def loss(self, model, batch):
+        ids, x, y = batch
+        return super().loss(model, (ids, x.float() + torch.zeros(4), y.float()))
+
+
+class HoldsALock(toys.Points):
+    """Has a model that cannot be copied."""
+
+    def model(self):
+        model = super().model()
+        model.lock = threading.Lock()
+        return model
+
+
 class Mishearing(Collective):
     """The process group, of which rank 1 hears one bit wrong."""
 
@@ -223,6 +325,7 @@ USERS = {
     "hidden statistics in training": (mine("HiddenStatistics", in_training=True), {"R3"}),
     "hidden statistics in evaluation": (mine("HiddenStatistics", in_training=False), {"R9"}),
     "not in the optimizer": (mine("NotInOptimizer"), {"R14"}),
+    "normalised by hooks": (mine("NormalisedByHook"), {"R7", "R8"}),
 }
 
 CORRECT = {
@@ -243,6 +346,15 @@ CORRECT = {
     "small buckets, viewed": {"ddp": Ddp(bucket_cap_mb=0.0001, gradient_as_bucket_view=True)},
     "hooked on all ranks": {"recipe": mine("Hooked", ranks=[0, 1, 2, 3])},
     "noise": {"recipe": mine("Noisy", dtype="float64"), "precision": "float64"},
+    "halved by hooks": {"recipe": mine("HalvedByHook")},
+    "random forward": {"recipe": mine("StochasticDepth")},
+    "optimizer with a rate of its own": {"recipe": mine("OwnRate")},
+    "data drawn when it is made": {"recipe": mine("DrawnData")},
+    "augmented now and then": {"recipe": mine("DrawnData", augments="common")},
+    "augmented by its own generator": {"recipe": mine("DrawnData", augments="own")},
+    "asks its peers": {"recipe": mine("AsksPeers")},
+    "cannot run in float64": {"recipe": mine("NeedsFloat32")},
+    "cannot be copied": {"recipe": mine("HoldsALock")},
     "synchronised by the recipe": {"recipe": mine("OwnSyncBatchNorm", layers=2)},
     "synchronised in part": {"recipe": mine("OwnSyncBatchNorm", layers=1)},
 }
@@ -274,7 +386,7 @@ class Record:
 
 def taken(plan, seat, folder):
     recipe = audits.make_recipe(plan.recipe)
-    trials = Trials(stub(seat, folder, plan.deterministic), recipe, recipe.dataset(), seat)
+    trials = Trials(stub(seat, folder, plan.deterministic), recipe, prepare(recipe, seat, seat.rank, plan.seed), seat)
     trial = trials.take(plan)
     said = trials.verdict.sentences() if trials.verdict is not None else []
     return None if trial is None else (trial.fired, dict(trial.rungs), said)

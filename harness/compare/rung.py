@@ -113,7 +113,8 @@ _ABOUT: Mapping[str, _About] = {
     "R3": _About(
         "local replay", "bits", None,
         "the loss is scaled, gradient accumulation lacks its divisor, gradients were not set to zero, clipping comes before "
-        "the reduction, the model is in evaluation mode, another number of threads, or a faulty device",
+        "the reduction, the model is in evaluation mode, another number of threads, recipe or model keep state outside of "
+        "buffers, or a faulty device",
     ),
     "R4": _About(
         "reduction", "theorem", 1,
