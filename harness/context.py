@@ -28,6 +28,11 @@ def enter(rank: Rank) -> None:
     _current[:] = [rank]
 
 
+def recorder() -> Recorder | None:
+    """Return what this rank records by; None in a process that was not started as a rank."""
+    return _current[0].record if _current else None
+
+
 def current() -> Rank:
     """Return the rank that this process is.
 

@@ -15,6 +15,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from harness.context import recorder
 from harness.environ import INIT_BARRIER, RUN_DIR, RankEnvironment, loopback_interface, slurm_rendezvous, usable_cores
 from harness.errors import BackendUnavailable, ConfigError
 from harness.placement import Machine, may_have_accelerator, place
@@ -132,7 +133,13 @@ def init_parallel_env(backend: str = "auto") -> ParallelEnv:
     plan = _plan()
     name, device = _choose(backend, who or RankEnvironment(), plan)
     _set_device(device, who or RankEnvironment())
+    record = recorder()
+    if record is not None:
+        # The supervisor sees by these that a rank waits for one that has ended.
+        record.event("joining")
     _join(name, device, who, plan)
+    if record is not None:
+        record.event("joined")
     env = ParallelEnv()
     env._device_type = device
     _joined[:] = [env]

@@ -571,3 +571,13 @@ def test_an_endless_message_is_cut_where_it_is_recorded(tmp_path):
     assert "1000015 characters in all" in failure.message
     failure.message.encode("utf-8")
     failure.traceback.encode("utf-8")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_rank_that_leaves_before_it_joins_strands_nobody(start_method):
+    with pytest.raises(
+        RankFailed, match=r"rank 1 of 3 ended without joining the group\. Ranks 0 and 2 waited for it"
+    ) as caught:
+        harness.spawn(calls.leaves_before_joining, nprocs=3, backend="gloo", start_method=start_method)
+    assert caught.value.rank == 1

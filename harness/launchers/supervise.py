@@ -67,6 +67,9 @@ class Supervisor:
         self._output = Tail(run.log(0))
         self._pids: dict[int, int] = {}
         self._finished: set[int] = set()
+        self._joining: set[int] = set()
+        self._joined: set[int] = set()
+        self._stranding: int | None = None
         self._heard = [time.monotonic()] * plan.nprocs
         self._printed = [0] * plan.nprocs
         self._stopped: set[int] = set()
@@ -147,7 +150,7 @@ class Supervisor:
                         self._absent = absent_ranks(self._stacks_of_all(), [end.result for end in self._ends()])
                     self._stop()
                     return True
-            if self._is_hung(now):
+            if self._is_hung(now) or self._is_stranded():
                 return True
             finished = finished or (now if self._all_finished() else None)
             if finished is not None and now > finished + TEARDOWN_S:
@@ -217,7 +220,10 @@ class Supervisor:
         event = json.loads(line)
         if event["event"] == "start":
             self._pids[rank] = event["pid"]
-            self._finished.discard(rank)
+            for ranks in (self._finished, self._joining, self._joined):
+                ranks.discard(rank)
+        if event["event"] in ("joining", "joined"):
+            (self._joining if event["event"] == "joining" else self._joined).add(rank)
         if event["event"] == "end":
             self._finished.add(rank)
         if self._observer is not None:
@@ -252,6 +258,15 @@ class Supervisor:
             return False
         self._marks["hung"] = now
         self._write_stacks()
+        self._stop()
+        return True
+
+    def _is_stranded(self) -> bool:
+        """Return True, all ranks being stopped, where some wait for a group that one can no longer join."""
+        gone = sorted(self._finished - self._joined)
+        if not gone or not self._joining - self._joined - self._finished or not self._decides:
+            return False
+        self._stranding = gone[0]
         self._stop()
         return True
 
@@ -320,6 +335,10 @@ class Supervisor:
             result = self._judge_hang(result)
         elif self._absent:
             result = self._judge_absence(result)
+        elif self._stranding is not None:
+            waiting = listed(sorted(self._joining - self._joined))
+            said = f"rank {self._stranding} of {self._plan.nprocs} ended without joining the group. {waiting} waited for it."
+            result = _failed(result, f"{said} Log: {self._log(self._stranding)}", self._stranding)
         if result.status == "ok" and any(process.rank is None and self._codes[process.pid] for process in self._processes):
             result = _failed_engine(result, self._run)
         if self.notes:
