@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType, TracebackType
@@ -65,6 +66,11 @@ class SignalTrap:
         if self._pipe is not None:
             os.write(self._pipe[1], b"!")
         if self._raises_at_once:
+            # Interrupted at any place, DataLoader may wait in vain for workers that it has not asked to end. Of their end it
+            # would hear by SIGCHLD, and raise an error of its own.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for child in sys.modules["multiprocessing"].active_children() if "multiprocessing" in sys.modules else ():
+                child.kill()
             raise Interrupted(number)
 
     @contextlib.contextmanager

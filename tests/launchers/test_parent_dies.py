@@ -108,8 +108,7 @@ def test_killed_parent_leaves_nobody(how: str, folder: Path) -> None:
 def test_signal_ends_all_with_its_status(how: str, number: int, ignore: bool, folder: Path) -> None:
     parent, below = start(how, folder, ignore=ignore)
     parent.send_signal(number)
-    # A rank in the parent itself first waits for its workers.
-    assert parent.wait(15 if how == "inline" else 5) == 128 + number
+    assert parent.wait(5) == 128 + number
     assert_gone(below)
     assert_records_are_readable(folder, 1 if how == "inline" else 2)
 
