@@ -69,7 +69,9 @@ def make_recipe(settings: Mapping[str, Any]) -> Recipe:
         if isinstance(cause, TypeError) and "unexpected keyword argument" in str(cause):
             raise ConfigError(f"recipe._target_={target} does not take all keys of the recipe's YAML: {cause}.") from None
         raise cause from None
-    missing = [name for name in REQUIRED if not callable(getattr(recipe, name, None))]
+    # One that only measures communication has no training.
+    needed = () if hasattr(recipe, "measure") else REQUIRED
+    missing = [name for name in needed if not callable(getattr(recipe, name, None))]
     if missing:
         raise ConfigError(f"recipe._target_={target} has no method {' and no method '.join(missing)}: a recipe needs them.")
     return recipe

@@ -489,3 +489,12 @@ def test_times_of_a_column_have_one_unit():
     assert tables.unit_of_time([0.007, 0.2]) == (1e3, "ms")
     assert tables.unit_of_time([3.0]) == (1.0, "s")
     assert tables.grouped(15960) == "15 960"
+
+
+def test_a_sweep_in_the_current_folder_is_looked_at_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    events = tmp_path / "0" / "name" / "events.out.tfevents.1"
+    events.parent.mkdir(parents=True)
+    events.touch()
+    sweep = sweep_report(str(tmp_path), [job_of(0, folder=str(tmp_path / "0"))], MACHINE)
+    assert "Look: tensorboard --logdir ." in [text for text, _ in report_lines(sweep, 80)]

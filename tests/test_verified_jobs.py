@@ -101,3 +101,22 @@ def test_shipped_recipes_are_equal_to_one_process(tmp_path, settings):
         assert job.correctness.is_proof, job.correctness.notes()
         # A transformer has no buffers, and draws masks: R11 is about these.
         assert {rungs_of(job)[name].status for name in ("R1", "R3", "R4", "R5", "R6", "R8", "R11", "R13")} == {"passed"}
+
+
+def test_bandwidth_is_measured_by_size_and_a_profiled_job_leaves_one_trace_of_all_ranks(tmp_path):
+    small = ("recipe.largest_mib=1", "recipe.repeats=4", "report=none")
+    done = run(tmp_path / "bandwidth", "recipe=allreduce", "backend=gloo", "nprocs=2", *small)
+    assert done.returncode == 0 and "1 MiB" in said(done), said(done)
+    done = run(
+        tmp_path / "profile",
+        "recipe=points",
+        "backend=gloo",
+        "nprocs=2",
+        "steps=6",
+        "precision=float64",
+        "profile=true",
+        "compare=off",
+    )
+    assert done.returncode == 0, said(done)
+    events = json.loads((tmp_path / "profile" / "0" / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event.get("name") == "step 5"} == {0, 1}

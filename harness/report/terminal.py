@@ -174,7 +174,7 @@ def _has_events(job: JobReport) -> bool:
 
 def _log_dir(folder: str) -> str:
     """Return the first part of a relative folder, which holds all sweeps; an absolute one is that of the sweep."""
-    return folder if os.path.isabs(folder) else Path(folder).parts[0]
+    return folder if os.path.isabs(folder) or folder == "." else Path(folder).parts[0]
 
 
 def shown(path: str | os.PathLike[str]) -> str:
