@@ -9,6 +9,7 @@ import pytest
 from harness.compare.audit import audit_table, trials_of
 from harness.faults.table import FAULTS
 from harness.report.folder import read_audit, read_sweep
+from harness.report.trace import PROCESSES_OF_A_RANK
 from harness.rundir import RunDir
 from tests.jobs import run, said
 
@@ -107,16 +108,8 @@ def test_bandwidth_is_measured_by_size_and_a_profiled_job_leaves_one_trace_of_al
     small = ("recipe.largest_mib=1", "recipe.repeats=4", "report=none")
     done = run(tmp_path / "bandwidth", "recipe=allreduce", "backend=gloo", "nprocs=2", *small)
     assert done.returncode == 0 and "1 MiB" in said(done), said(done)
-    done = run(
-        tmp_path / "profile",
-        "recipe=points",
-        "backend=gloo",
-        "nprocs=2",
-        "steps=6",
-        "precision=float64",
-        "profile=true",
-        "compare=off",
-    )
+    settings = ("steps=6", "precision=float64", "profile=true", "compare=off")
+    done = run(tmp_path / "profile", "recipe=points", "backend=gloo", "nprocs=2", *settings)
     assert done.returncode == 0, said(done)
     events = json.loads((tmp_path / "profile" / "0" / "trace.json").read_text())["traceEvents"]
-    assert {event["pid"] for event in events if event.get("name") == "step 5"} == {0, 1}
+    assert {event["pid"] for event in events if event.get("name") == "step 5"} == {0, PROCESSES_OF_A_RANK}
