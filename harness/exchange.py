@@ -1,7 +1,8 @@
 """What synchronised layers of all ranks tell each other of their batches, and how it is recorded and replayed.
 
 A replay of one rank alone takes from the record what the others told it: so each rank can be checked by itself, and then what
-they told against what each has really computed.
+they told against what each has really computed. Collectives of the recipe's own are answered here too, where one process stands
+for all.
 """
 
 from __future__ import annotations
