@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from harness.environ import RankEnvironment
@@ -23,9 +25,14 @@ class Rank:
 _current: list[Rank] = []
 
 
-def enter(rank: Rank) -> None:
-    """Make ``rank`` the one that :func:`current` returns."""
+@contextmanager
+def inhabited(rank: Rank) -> Iterator[None]:
+    """Make ``rank`` the one that :func:`current` returns; this process may outlive it."""
     _current[:] = [rank]
+    try:
+        yield
+    finally:
+        _current.clear()
 
 
 def recorder() -> Recorder | None:

@@ -6,6 +6,7 @@ it when it is called.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import warnings
@@ -140,6 +141,9 @@ def init_parallel_env(backend: str = "auto") -> ParallelEnv:
     _join(name, device, who, plan)
     if record is not None:
         record.event("joined")
+    elif name == "gloo":
+        # Threads of gloo's that are left to the teardown of the interpreter may abort it: the rank would fail after its work.
+        atexit.register(leave_group)
     env = ParallelEnv()
     env._device_type = device
     _joined[:] = [env]
@@ -189,8 +193,10 @@ def _adopt(backend: str) -> ParallelEnv:
             RuntimeWarning,
             stacklevel=3,
         )
-    if not _joined:
-        _joined.append(ParallelEnv())
+    found = ParallelEnv()
+    # The group that is remembered may have been left, by an inline rank, or by the script that made another since.
+    if not _joined or repr(_joined[0]) != repr(found):
+        _joined[:] = [found]
     return _joined[0]
 
 
@@ -227,6 +233,12 @@ def _machine() -> Machine:
     from harness.backend import probe
 
     return Machine(**probe())
+
+
+def leave_group() -> None:
+    """Leave the process group, if there is one."""
+    if _group_exists():
+        sys.modules["torch.distributed"].destroy_process_group()
 
 
 def _device_without_group() -> str:

@@ -19,7 +19,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.context import Rank, enter
+from harness.context import Rank, inhabited
+from harness.distributed import leave_group
 from harness.environ import PARENT, RUN_DIR, RankEnvironment, common_environment, usable_cores
 from harness.importing import import_quickly, when_imported
 from harness.lifetime import children_die_with_this_process, die_with_parent, used_by_multiprocessing
@@ -99,8 +100,8 @@ def work(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> 
     """Agree on a rendezvous, then do the task and return its value."""
     if who.is_on_one_machine:
         offer_store(run, who, plan.master_port)
-    enter(Rank(run, plan, who, record))
-    return run_task(run, plan, who, record)
+    with inhabited(Rank(run, plan, who, record)):
+        return run_task(run, plan, who, record)
 
 
 def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record: Recorder) -> int:
@@ -203,13 +204,6 @@ def _part(run: RunDir, rank: int, world_size: int, record: Recorder) -> None:
     if rank == 0 and world_size > 1:
         leave_group()
         keep_store(run, world_size)
-
-
-def leave_group() -> None:
-    """Leave the process group, if there is one."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def leave(code: int) -> NoReturn:

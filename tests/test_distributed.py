@@ -116,6 +116,31 @@ def test_unknown_backend(environment):
         harness.init_parallel_env("glo")
 
 
+def test_another_group_than_the_one_remembered(environment, monkeypatch):
+    import torch.distributed as dist
+
+    environment()
+    left = ParallelEnv()
+    monkeypatch.setattr("harness.distributed._joined", [left])
+    monkeypatch.setattr("harness.distributed._group_exists", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    found = harness.init_parallel_env()
+    assert (left.world_size, found.rank, found.world_size) == (1, 1, 2)
+    assert harness.init_parallel_env() is found
+
+
+def test_group_of_a_script_is_left_before_the_interpreter_goes():
+    script = (
+        "import atexit, harness\n"
+        "atexit.register(lambda: print(harness.distributed._group_exists()))\n"
+        "print(harness.init_parallel_env('gloo').world_size, harness.distributed._group_exists())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["1 True", "False"]
+
+
 # --- srun --------------------------------------------------------------------------------------------------------------
 
 STEP = {"SLURM_STEP_ID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "77"}

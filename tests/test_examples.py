@@ -66,7 +66,7 @@ def test_under_torchrun(two_ranks, tmp_path):
     done = run(
         "-m", "torch.distributed.run", "--nproc-per-node=2", f"--log-dir={tmp_path}", "--redirects=3", *store, "linear.py"
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr + "".join(path.read_text() for path in tmp_path.glob("**/stderr.log"))
     # A file per rank: in one pipe the lines of both would mix.
     (log,) = tmp_path.glob("**/0/stdout.log")
     assert [line.removeprefix("loss: ") for line in log.read_text().splitlines()] == two_ranks

@@ -576,8 +576,9 @@ def test_an_endless_message_is_cut_where_it_is_recorded(tmp_path):
 @pytest.mark.ranks
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_a_rank_that_leaves_before_it_joins_strands_nobody(start_method):
+    # One of the two may not have come as far as to wait when the others' wait is ended.
     with pytest.raises(
-        RankFailed, match=r"rank 1 of 3 ended without joining the group\. Ranks 0 and 2 waited for it"
+        RankFailed, match=r"rank 1 of 3 ended without joining the group\. Rank(s 0 and 2| 0| 2) waited for it"
     ) as caught:
         harness.spawn(calls.leaves_before_joining, nprocs=3, backend="gloo", start_method=start_method)
     assert caught.value.rank == 1

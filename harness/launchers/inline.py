@@ -25,7 +25,8 @@ class InlineLauncher:
 
     def start(self, run: RunDir, plan: RunPlan, environment: Mapping[str, str]) -> Sequence[Process]:
         """Run the rank to its end."""
-        from harness.rank import conclude, leave_group, work
+        from harness.distributed import leave_group
+        from harness.rank import conclude, work
         from harness.recorder import Recorder
         from harness.store import withdraw_store
 

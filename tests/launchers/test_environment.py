@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.context import recorder
 from harness.environ import usable_cores, wanted_threads
 from harness.lifetime import sign
 from harness.rank import _scratch
@@ -139,6 +140,11 @@ def test_inline_rank_leaves_no_store(echo: Echo) -> None:
     finders = list(sys.meta_path)
     echo("inline", {"*": "nothing"})
     assert sys.meta_path == finders
+
+
+def test_inline_rank_is_forgotten(echo: Echo) -> None:
+    echo("inline", {"*": "nothing"})
+    assert recorder() is None
 
 
 def test_eight_runs_side_by_side(tmp_path: Path) -> None:
