@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,11 @@ _own_folders: dict[str, str] = {}
 
 
 def own_folder(path: str) -> str:
-    """Return ``path``, or with a number behind it, as a new folder that no other command has: the same one at every call."""
+    """Return ``path``, or with a number behind it, as a new folder that no other command has: the same one at every call.
+
+    Raises:
+        SystemExit: No folder can be made there.
+    """
     if path not in _own_folders:
         taken, number = path, 1
         while True:
@@ -213,6 +218,9 @@ def own_folder(path: str) -> str:
             except FileExistsError:
                 number += 1
                 taken = f"{path}-{number}"
+            except OSError as error:
+                # Within an interpolation any other exception would come out as pages of Hydra's and OmegaConf's frames.
+                sys.exit(f"{path} cannot be made: {error.strerror}. hydra.sweep.dir=FOLDER takes another.")
         _own_folders[path] = taken
     return _own_folders[path]
 

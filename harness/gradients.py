@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -32,7 +33,7 @@ def are_finite(values: list[Tensor]) -> bool:
     """Return True if no gradient holds NaN or infinity; an overflow of a tensor's sum counts as infinity."""
     if not values:
         return True
-    return bool(torch.isfinite(torch.stack([value.sum() for value in values])).all())
+    return math.isfinite(float(torch.stack([value.sum() for value in values]).sum()))
 
 
 def clip_(values: list[Tensor], max_norm: float) -> Tensor:

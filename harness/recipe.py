@@ -6,12 +6,12 @@ import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import Dataset
 
 from harness.errors import ConfigError
@@ -112,10 +112,24 @@ def _no_such(target: str, what: str, name: str, where: Any, known: Iterable[str]
 
 
 def make_scheduler(recipe: Recipe, optimizer: Optimizer, num_steps: int) -> LRScheduler | None:
-    """Return the recipe's scheduler, told the number of steps if it asks for it; None without one."""
+    """Return the recipe's scheduler, told the number of steps if it asks for it; None without one.
+
+    Raises:
+        ConfigError: It is not one of torch's that can be stepped without a metric.
+    """
     make = getattr(recipe, "scheduler", None)
     if make is None:
         return None
+    made = _call_scheduler(make, optimizer, num_steps)
+    if made is not None and (not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau)):
+        raise ConfigError(
+            f"{type(recipe).__name__}.scheduler() returned a {type(made).__name__}. Return one scheduler of torch's that is "
+            "stepped after every optimizer step, without a metric; SequentialLR and ChainedScheduler join several."
+        )
+    return made
+
+
+def _call_scheduler(make: Callable[..., Any], optimizer: Optimizer, num_steps: int) -> Any:
     asked = list(inspect.signature(make).parameters.values())
     if any(each.name == "num_steps" for each in asked):
         return make(optimizer, num_steps=num_steps)

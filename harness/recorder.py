@@ -62,7 +62,8 @@ class Recorder:
 
     def step(self, step: Step) -> None:
         """Record a step."""
-        self.event("step", **dataclasses.asdict(step))
+        # Not by asdict(), which copies what it comes to: a step is recorded within the time of the next one.
+        self.event("step", **vars(step))
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Record an evaluation."""

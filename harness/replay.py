@@ -370,10 +370,14 @@ class Reference:
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
-    def evaluate(self, state: TrainingState, parts: Sequence[Sequence[int]], size: int) -> dict[str, list[float]]:
-        """Return name -> [sum, count] over the samples of ``parts``, in batches of at most ``size``."""
+    def evaluate(self, state: TrainingState, parts: Sequence[Sequence[int]], size: int, draw: int) -> dict[str, list[float]]:
+        """Return name -> [sum, count] over the samples of ``parts``, in batches of at most ``size``.
+
+        ``draw`` numbers the random streams that evaluation may draw from: what depends on it cannot be compared.
+        """
         seed_everything(derive(EVALUATION_SEED, "eval_dataset"))
         dataset = self.recipe.eval_dataset()  # type: ignore[attr-defined]
+        seed_everything(derive(EVALUATION_SEED, "draw", draw))
         collate = getattr(self.recipe, "collate", None) or default_collate
         state.restore(self.model)
         self.model.eval()

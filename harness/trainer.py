@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
@@ -110,7 +113,12 @@ def loss_and_items(returned: Any, source: str) -> tuple[Tensor, Tensor | None]:
         raise ConfigError(f"{source} returned a tensor of shape {tuple(loss.shape)}. {wanted}")
     if not loss.requires_grad:
         raise ConfigError(f"{source} returned a tensor that depends on no trainable parameter: was it detached?")
-    return loss.reshape(()), None if items is None else torch.as_tensor(items, device=loss.device).reshape(())
+    if items is None:
+        return loss.reshape(()), None
+    if not isinstance(items, Tensor | Real) or (isinstance(items, Tensor) and items.numel() != 1):
+        what = f"a tensor of shape {tuple(items.shape)}" if isinstance(items, Tensor) else f"a {type(items).__name__}"
+        raise ConfigError(f"{source} returned (loss, {what}): the second is to be the number of items in the sum. {wanted}")
+    return loss.reshape(()), torch.as_tensor(items, device=loss.device).reshape(())
 
 
 class Trainer:
@@ -150,23 +158,28 @@ class Trainer:
         model = self.recipe.model()
         if not isinstance(model, nn.Module):
             raise ConfigError(f"{type(self.recipe).__name__}.model() returned a {type(model).__name__}, not an nn.Module.")
+        name = type(self.recipe).__name__
+        if any(is_lazy(p) for p in model.parameters()):
+            raise ConfigError(f"{name}.model() has lazy layers without a shape yet. Run a batch through the model there.")
         if any(p.is_complex() for p in model.parameters()):
-            name = type(self.recipe).__name__
             raise ConfigError(
                 f"{name}.model() has complex parameters, which would lose a part. Hold them as pairs of real ones."
             )
         model = model.to(self.seat.device, self.dtype)
         if not any(p.requires_grad for p in model.parameters()):
-            raise ConfigError(f"{type(self.recipe).__name__}.model() has no parameter to train.")
+            raise ConfigError(f"{name}.model() has no parameter to train.")
         if self.plan.sync_bn:
             model = convert_sync_batchnorm(model)
         return compiled(model) if self.plan.compile else model
 
     def _build_optimizer(self) -> Optimizer:
         optimizer = self.recipe.optimizer(self.model)
+        returned = f"{type(self.recipe).__name__}.optimizer() returned a {type(optimizer).__name__}"
         if not isinstance(optimizer, Optimizer):
-            name = type(self.recipe).__name__
-            raise ConfigError(f"{name}.optimizer() returned a {type(optimizer).__name__}, not an optimizer of torch.")
+            raise ConfigError(f"{returned}, not an optimizer of torch.")
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ConfigError(f"{returned}, whose step() takes a closure that evaluates the loss again. Use one that does not.")
         return optimizer
 
     def _wrap(self) -> DataParallel:
@@ -331,8 +344,9 @@ class Trainer:
         finite makes the alarm's gradient so: the reduction then tells all ranks.
         """
         weight = 1.0 if items is not None else size * self.seat.world_size / global_size
-        exact = torch.full_like(loss, weight, requires_grad=False)
-        (loss * torch.where(torch.isfinite(loss.detach()), exact, math.nan)).backward()
+        value = loss.detach()
+        # The difference is 0, or NaN where the loss is not finite.
+        loss.backward((value - value) + weight)
 
     def reduced(self, count: float) -> list[Tensor]:
         """Return the values of the global batch's gradients, to be changed in place."""

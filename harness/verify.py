@@ -34,6 +34,7 @@ from harness.state import TrainingState, undisturbed_random
 from harness.trainer import Seat, Trainer
 
 MakeTrainer = Callable[[TrainPlan], Trainer]
+Metrics = dict[str, list[float]]
 STEPS = {"quick": 3, "full": 5, "audit": 5}
 EPOCHS = 2
 """How many epochs' sample numbers are looked at."""
@@ -111,6 +112,7 @@ class Verification:
             not_mathematics=why_not,
             evaluation=evaluation[0] if evaluation else None,
             reference_evaluation=evaluation[1] if evaluation else None,
+            evaluated_again=evaluation[2] if evaluation else None,
             observed_twice=twice,
         )
         return evidence
@@ -275,7 +277,8 @@ class Verification:
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
-    def _evaluation(self, trainer: Trainer) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def _evaluation(self, trainer: Trainer) -> tuple[Metrics, Metrics, Metrics | None] | None:
+        """Return what the ranks report, what the reference does, and, where they differ, what it does with other draws."""
         plan, ranks = self._plan, self._seat.world_size
         dataset = eval_dataset_of(trainer.recipe)
         if dataset is None:
@@ -286,11 +289,17 @@ class Verification:
             return None
         mine = {name: list(pair) for name, pair in reported.items()}
         if self._shared is not None and self._own_reference is None and self._shared["evaluation"] == mine:
-            return mine, self._shared["reference_evaluation"] or {}
+            return mine, self._shared["reference_evaluation"] or {}, self._shared.get("evaluated_again")
         state = TrainingState.of(trainer.model, trainer.optimizer)
+        parts, size = parts_of(number, ranks), -(-plan.global_batch_size // ranks)
+        again = None
         with undisturbed_random():
-            expected = self._reference(0).evaluate(state, parts_of(number, ranks), -(-plan.global_batch_size // ranks))
-        return mine, expected
+            expected = self._reference(0).evaluate(state, parts, size, draw=0)
+            if expected != mine:
+                again, same = (self._reference(0).evaluate(state, parts, size, draw) for draw in (1, 0))
+                # What changes with the same draws too is carried from one evaluation to the next: a fault, and no chance.
+                again = again if same == expected else None
+        return mine, expected, again
 
     # --- mathematics -------------------------------------------------------------------------------------------------
 

@@ -301,6 +301,15 @@ class Branching(Counted, toys.Branches):
     pass
 
 
+class EvaluatesAtRandom(toys.Points):
+    """Augments the samples that it is evaluated on."""
+
+    def evaluate(self, model, batch):
+        ids, x, y = batch
+        exact = {f"exact {name}": pair for name, pair in super().evaluate(model, batch).items()}
+        return {**exact, **super().evaluate(model, (ids, x + torch.randn_like(x), y))}
+
+
 class Noisy(Counted, toys.Noise):
     pass
 
@@ -345,6 +354,7 @@ CORRECT = {
     "unused": {"recipe": mine("Branching"), "ddp": Ddp(find_unused_parameters=True)},
     "small buckets, viewed": {"ddp": Ddp(bucket_cap_mb=0.0001, gradient_as_bucket_view=True)},
     "hooked on all ranks": {"recipe": mine("Hooked", ranks=[0, 1, 2, 3])},
+    "evaluated at random": {"recipe": mine("EvaluatesAtRandom")},
     "noise": {"recipe": mine("Noisy", dtype="float64"), "precision": "float64"},
     "halved by hooks": {"recipe": mine("HalvedByHook")},
     "random forward": {"recipe": mine("StochasticDepth")},

@@ -28,6 +28,12 @@ def test_each_command_gets_a_folder_of_its_own(tmp_path, monkeypatch):
     assert config.own_folder(path) == f"{path}-3"
 
 
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "outputs").touch()
+    with pytest.raises(SystemExit, match=r"outputs/12-00-00 cannot be made: Not a directory\. hydra\.sweep\.dir=FOLDER takes"):
+        config.own_folder(str(tmp_path / "outputs" / "12-00-00"))
+
+
 def test_a_folder_in_use_is_refused(tmp_path):
     with alone_in(tmp_path):
         code = f"from harness.sweep import alone_in\nfrom pathlib import Path\nwith alone_in(Path({str(tmp_path)!r})): pass"

@@ -497,6 +497,8 @@ def test_data_sets_that_cannot_be_trained_on_are_refused(dataset: Any, message: 
         (lambda model, x: 1.0, "returned a float. Return the mean"),
         (lambda model, x: model(x).squeeze(1), "returned a tensor of shape (6,). Return the mean"),
         (lambda model, x: (model(x).sum(), 6, 1), "returned a tuple. Return the mean"),
+        (lambda model, x: (model(x).sum(), model(x)), "returned (loss, a tensor of shape (6, 1)): the second is to be"),
+        (lambda model, x: (model(x).sum(), {"n": 6}), "returned (loss, a dict): the second is to be"),
         (lambda model, x: model(x).sum().detach(), "depends on no trainable parameter"),
     ],
 )
@@ -523,7 +525,7 @@ def test_losses_of_two_kinds_are_refused() -> None:
 def test_a_count_may_be_a_number() -> None:
     class Counted(toys.Points):
         def loss(self, model: nn.Module, batch: Any) -> Any:
-            return super().loss(model, batch) * len(batch[0]), len(batch[0])
+            return super().loss(model, batch) * len(batch[0]), numpy.int64(len(batch[0]))
 
     assert_close(
         take_all(trainer(Counted()))["gradients"][0]["0.bias"], plain(toys.Points(), {})["gradients"][0]["0.bias"], "", 1e-12
@@ -543,6 +545,7 @@ def test_a_batch_without_items_is_not_a_number() -> None:
     ("model", "message"),
     [
         (lambda: None, r"Given.model\(\) returned a NoneType, not an nn.Module"),
+        (lambda: nn.LazyLinear(1), r"Given.model\(\) has lazy layers without a shape yet"),
         (nn.ReLU, r"Given.model\(\) has no parameter to train"),
         (lambda: nn.Linear(4, 1).requires_grad_(False), r"Given.model\(\) has no parameter to train"),
     ],
@@ -556,12 +559,35 @@ def test_models_that_cannot_be_trained_are_refused(model: Any, message: str) -> 
         trainer(Given())
 
 
-def test_what_is_no_optimizer_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda parameters: None, r"Given.optimizer\(\) returned a NoneType, not an optimizer of torch"),
+        (torch.optim.LBFGS, r"Given.optimizer\(\) returned a LBFGS, whose step\(\) takes a closure"),
+    ],
+)
+def test_what_cannot_take_a_step_is_refused(optimizer: Any, message: str) -> None:
     class Given(toys.Points):
         def optimizer(self, model: nn.Module) -> Any:
-            return None
+            return optimizer(model.parameters())
 
-    with pytest.raises(ConfigError, match=r"Given.optimizer\(\) returned a NoneType, not an optimizer of torch"):
+    with pytest.raises(ConfigError, match=message):
+        trainer(Given())
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "name"),
+    [
+        (torch.optim.lr_scheduler.ReduceLROnPlateau, "ReduceLROnPlateau"),
+        (lambda optimizer: [torch.optim.lr_scheduler.ConstantLR(optimizer)], "list"),
+    ],
+)
+def test_what_cannot_be_stepped_after_each_step_is_refused(scheduler: Any, name: str) -> None:
+    class Given(toys.Points):
+        def scheduler(self, optimizer: Any) -> Any:
+            return scheduler(optimizer)
+
+    with pytest.raises(ConfigError, match=rf"Given.scheduler\(\) returned a {name}. Return one scheduler of torch's"):
         trainer(Given())
 
 

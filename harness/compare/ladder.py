@@ -175,8 +175,11 @@ def report(evidence: Evidence) -> Rung:
     """R9: losses are reported as the mean over all samples; metrics are sums and counts over all samples, once each."""
     steps, metrics = steps_of(evidence), evidence["evaluation"]
     wrong = chain(_each(bounds.in_report, evidence, steps), bounds.in_evaluation(evidence))
-    and_metrics = f" and {plural(len(metrics), 'metric')}" if metrics else ""
-    detail = f"losses at {at(steps)}{and_metrics} are means over all ranks"
+    random = bounds.random_metrics(evidence)
+    compared = len(metrics or {}) - len(random)
+    and_metrics = f" and {plural(compared, 'metric')}" if compared else ""
+    but = f"; {', '.join(random)}: not checked, evaluation draws at random" if random else ""
+    detail = f"losses at {at(steps)}{and_metrics} are means over all ranks{but}"
     return conclude("R9", wrong, detail, max(bounds.reported_error(step) for step in steps))
 
 
