@@ -295,7 +295,8 @@ class Trainer:
         Raises:
             NonFinite: A loss is not finite on any rank, and the plan is to stop.
         """
-        self.model.train()
+        if not all(module.training for module in self.model.modules()):
+            self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         buffers = [buffer.clone() for buffer in self.model.buffers()] if self.plan.on_nonfinite == "skip" else []
         loss_sum, count = self.accumulate(batch, loaded)
