@@ -37,9 +37,8 @@ from harness.trainer import LossModule, Seat, Trainer
 from recipes.mnist import Mnist
 
 MODELS, ROUNDS, BLOCK, GLOBAL_BATCH = 4, 12, 30, 64
-PLAN = TrainPlan(
-    recipe={"_target_": "recipes.mnist.Mnist"}, steps=2 * (ROUNDS + 1) * (BLOCK + 1), global_batch_size=GLOBAL_BATCH
-)
+STEPS = 2 * ROUNDS * (BLOCK + 1)
+PLAN = TrainPlan(recipe={"_target_": "recipes.mnist.Mnist"}, steps=STEPS, global_batch_size=GLOBAL_BATCH)
 CPU = torch.device("cpu")
 Step = Callable[[], object]
 
