@@ -39,4 +39,6 @@ def activations(model: nn.Module, plan: TrainPlan) -> Iterator[Digests]:
 def _keep(found: Digests, calls: Counter[str], name: str, _module: nn.Module, _args: Any, output: Any) -> None:
     calls[name] += 1
     call = f"{name}, call {calls[name]}" if calls[name] > 1 else name
-    found[call] = joined({str(number): tensor_digest(tensor) for number, tensor in enumerate(tensors_in(output))})
+    # Within torch.func's transforms, such as vmap, tensors have no bits of their own.
+    plain = [tensor for tensor in tensors_in(output) if not torch._C._functorch.is_functorch_wrapped_tensor(tensor)]
+    found[call] = joined({str(number): tensor_digest(tensor) for number, tensor in enumerate(plain)})

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import textwrap
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ def save(trainer: Trainer, path: Path, step: int) -> None:
 def _content(trainer: Trainer, step: int, states: list[Any]) -> dict[str, Any]:
     return {
         "step": step,
+        "num_steps": trainer.num_steps,
         "model": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
         "scheduler": trainer.scheduler.state_dict() if trainer.scheduler else None,
@@ -54,14 +58,19 @@ def _write_whole(content: dict[str, Any], path: Path) -> None:
 def load(trainer: Trainer, path: Path) -> int:
     """Take over a checkpoint, by its path or its run's folder, and return the number of steps that it has behind it.
 
-    Random streams go on where they were if the number of ranks is the same; otherwise they begin anew.
+    Random streams go on where they were if the number of ranks is the same; otherwise they begin anew. A training that is
+    now longer or shorter than it was goes on by the schedule of its new length, as it is from that step on.
 
     Raises:
         ConfigError: There is no such checkpoint, it is of another model, or it has no step left to take.
     """
     content = _read(path, trainer.seat.device)
-    _take_over(trainer, content, path)
     step, seat = int(content["step"]), trainer.seat
+    is_other_length = trainer.scheduler is not None and content.get("num_steps", trainer.num_steps) != trainer.num_steps
+    at = _schedule_at(trainer, step) if is_other_length else None
+    _take_over(trainer, content, path)
+    if at is not None:
+        _reschedule(trainer, *at)
     if step >= trainer.num_steps:
         raise ConfigError(
             f"resume={path}: the checkpoint has {step} steps behind it, and this run has {trainer.num_steps} in all. "
@@ -104,8 +113,8 @@ def _take_over(trainer: Trainer, content: dict[str, Any], path: Path) -> None:
     try:
         trainer.model.load_state_dict(content["model"])
     except RuntimeError as error:
-        said = " ".join(str(error).partition(":")[2].split())
-        raise ConfigError(f"resume={path}: the checkpoint is of another model. {said:.300}") from None
+        said = textwrap.shorten(str(error).partition(":")[2], 300, placeholder=" ...")
+        raise ConfigError(f"resume={path}: the checkpoint is of another model. {said}") from None
     try:
         trainer.optimizer.load_state_dict(content["optimizer"])
     except (ValueError, KeyError) as error:
@@ -115,6 +124,25 @@ def _take_over(trainer: Trainer, content: dict[str, Any], path: Path) -> None:
         raise ConfigError(f"resume={path}: {has} has a scheduler, and {lacks} has none.")
     if trainer.scheduler is not None:
         trainer.scheduler.load_state_dict(content["scheduler"])
+
+
+def _reschedule(trainer: Trainer, settings: Sequence[Mapping[str, Any]], schedule: Mapping[str, Any]) -> None:
+    """Put the trainer where a schedule is: into the optimizer's settings, lr among them, and into the scheduler."""
+    assert trainer.scheduler is not None
+    for group, scheduled in zip(trainer.optimizer.param_groups, settings, strict=True):
+        group.update({name: value for name, value in scheduled.items() if name != "params"})
+    trainer.scheduler.load_state_dict(dict(schedule))
+
+
+def _schedule_at(trainer: Trainer, step: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the optimizer's settings and the scheduler's state that a new trainer comes to in so many steps."""
+    assert trainer.scheduler is not None
+    with warnings.catch_warnings():
+        # Of a scheduler that is stepped before the optimizer; this one catches up with an optimizer that has been.
+        warnings.simplefilter("ignore")
+        for _ in range(step):
+            trainer.scheduler.step()
+    return trainer.optimizer.state_dict()["param_groups"], trainer.scheduler.state_dict()
 
 
 def _plain(states: dict[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,8 @@ class ParallelEnv:
             self._rank, self._world_size = int(group.get_rank()), int(group.get_world_size())
         self._device_type: str | None = None
         self._host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        self._port = int(os.environ.get("MASTER_PORT", "0"))
+        port = os.environ.get("MASTER_PORT", "")
+        self._port = int(port) if port.isdecimal() else 0
 
     @property
     def rank(self) -> int:

@@ -244,7 +244,10 @@ def _try(ask: Callable[[], Any], problems: list[str]) -> Any:
 def _problems_of_start(settings: Mapping[str, Any]) -> list[str]:
     timeout_s, grace_s = settings["timeout_s"], settings["grace_s"]
     checks = [
-        (settings["method"] not in METHODS, f"launcher={settings['method']} is unknown; use {', '.join(METHODS)}."),
+        (
+            settings["method"] not in METHODS,
+            f"launcher {settings['method']} (hydra.launcher.method) is unknown; use {', '.join(METHODS)}.",
+        ),
         (
             settings["start_method"] not in START_METHODS,
             f"launcher.start_method={settings['start_method']} is unknown; use {', '.join(START_METHODS)}.",

@@ -25,6 +25,7 @@ from harness.plan import RunPlan, Task
 from harness.record import RunResult, to_json
 from harness.request import Attempt, Console, Request, details, summary, without_paths
 from harness.rundir import RunDir, write_json
+from harness.sweep import alone_in
 
 _LISTS = ("gpus", "xpus", "devices")
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -145,6 +146,8 @@ def script_task(path: str, arguments: Sequence[str]) -> Task:
         raise ConfigError(f"The script {path!r} does not exist (in {os.getcwd()}).")
     if script.is_dir() and not (script / "__main__.py").exists():
         raise ConfigError(f"The script {path!r} is a folder without a __main__.py.")
+    if script.exists() and not (script.is_file() or script.is_dir()):
+        raise ConfigError(f"The script {path!r} is a pipe or a device, which only one rank could read. Save it in a file.")
     if script.is_file() and not zipfile.is_zipfile(script):
         _require_python(script, path)
     return Task(kind="script", path=path, arguments=tuple(arguments))
@@ -193,8 +196,9 @@ def _folder(log_dir: str | None) -> Iterator[RunDir]:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--log_dir={log_dir} cannot be made: {error.strerror}.") from None
-        run.clear()
-        yield run
+        with alone_in(run.path, "--log_dir"):
+            run.clear()
+            yield run
         return
     folder = Scratch()
     try:
@@ -268,4 +272,8 @@ def _tell_unused(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        # Before the first rank; from then on main() ends what runs.
+        sys.exit(130)

@@ -73,7 +73,7 @@ def make_recipe(settings: Mapping[str, Any]) -> Recipe:
     needed = () if hasattr(recipe, "measure") else REQUIRED
     missing = [name for name in needed if not callable(getattr(recipe, name, None))]
     if missing:
-        raise ConfigError(f"recipe._target_={target} has no method {' and no method '.join(missing)}: a recipe needs them.")
+        raise ConfigError(f"recipe._target_={target} has no method {' and no method '.join(missing)}, which a recipe needs.")
     return recipe
 
 
@@ -108,7 +108,8 @@ def _no_such(target: str, what: str, name: str, where: Any, known: Iterable[str]
     closest = difflib.get_close_matches(name, known, 1)
     prefix = f"{where.__name__}." if where is not None else ""
     hint = f" Did you mean {prefix}{closest[0]}?" if closest else ""
-    return f"recipe._target_={target}: there is no {what}.{hint} Modules are looked for in PYTHONPATH and beside the script."
+    places = "the current folder, in PYTHONPATH and beside the script"
+    return f"recipe._target_={target}: there is no {what}.{hint} Modules are looked for in {places}."
 
 
 def make_scheduler(recipe: Recipe, optimizer: Optimizer, num_steps: int) -> LRScheduler | None:

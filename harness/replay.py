@@ -33,6 +33,7 @@ from harness.digest import Digests, digests, optimizer_digests, state_digests, v
 from harness.errors import HarnessError
 from harness.exchange import Exchanged, OneProcess, Replaying, answering, exchanging
 from harness.group import world_size
+from harness.narrowing import Narrowing
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe, make_scheduler
 from harness.rounding import Gradients
@@ -109,6 +110,8 @@ class Reference:
         seed_everything(derive(plan.seed, "dataset"))
         self.dataset = self.recipe.dataset()
         self.model = self._born(torch.float64 if plan.precision == "float64" else torch.float32)
+        self.narrowed: torch.dtype | None = None
+        self.drew_in_evaluation = False
         self._repeats: bool | None = None
         self._draws = False
         self.birth = self._birth()
@@ -346,12 +349,15 @@ class Reference:
         self, state: TrainingState, shards: Sequence[Sequence[Sequence[int]]], dtype: torch.dtype | None
     ) -> tuple[float, Gradients]:
         model = self.model if dtype is None else self._wide
+        self.narrowed = None
         _restore(model, state)
         total, weight = torch.zeros((), dtype=torch.float64, device=self._device), 0.0
         for part in self._parts(shards):
             batch = self._load(part)
             before = value_digest(random_states())
-            loss, items = self._loss(model, batch, dtype)
+            with Narrowing() as narrowing:
+                loss, items = self._loss(model, batch, dtype)
+            self.narrowed = narrowing.narrowest or self.narrowed
             if value_digest(random_states()) != before:
                 raise Unrepeatable("forward draws random numbers, and not by torch's dropout, which could be switched off")
             number = float(items) if items is not None else float(len(part))
@@ -382,6 +388,7 @@ class Reference:
         state.restore(self.model)
         self.model.eval()
         totals: dict[str, list[float]] = {}
+        before = value_digest(random_states())
         with torch.no_grad(), self._alone():
             for part in parts:
                 for start in range(0, len(part), size):
@@ -391,6 +398,7 @@ class Reference:
                         pair = totals.setdefault(name, [0.0, 0.0])
                         pair[0] += float(value)
                         pair[1] += float(count)
+        self.drew_in_evaluation = value_digest(random_states()) != before
         return totals
 
 

@@ -67,7 +67,7 @@ class Request:
             devices=placement.devices,
             threads=threads,
             timeout_s=self.timeout_s,
-            cwd=os.getcwd(),
+            cwd=_current_folder(),
             sys_path=tuple(os.path.abspath(entry) for entry in sys_path),
             argv=tuple(sys.argv),
         )
@@ -112,6 +112,13 @@ class Request:
         return found
 
 
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("The current folder has been removed: ranks cannot run there. Change to another.") from None
+
+
 def _is_not_a_number(value: object) -> bool:
     return isinstance(value, bool) or not isinstance(value, int | float)
 
@@ -147,7 +154,12 @@ class Console:
 
     def output(self, line: str) -> None:
         """Show a line of rank 0."""
-        print(line, file=self._output or sys.stdout, flush=True)
+        stream = self._output or sys.stdout
+        try:
+            print(line, file=stream, flush=True)
+        except UnicodeEncodeError:
+            encoding = stream.encoding or "ascii"
+            print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
 class Attempt:

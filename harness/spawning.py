@@ -256,7 +256,10 @@ def _closest(name: str) -> str:
 
 def _listed(option: str, devices: Any) -> str:
     """Return device ids as text, commas between."""
-    ids = [devices] if isinstance(devices, int) else devices.split(",") if isinstance(devices, str) else list(devices)
+    try:
+        ids = [devices] if isinstance(devices, int) else devices.split(",") if isinstance(devices, str) else list(devices)
+    except TypeError:
+        raise ConfigError(f"{option}={devices!r} is no list of devices; write ids with commas between, as in '0,1'.") from None
     texts = [str(entry).strip() for entry in ids]
     if not texts or "" in texts:
         raise ConfigError(f"{option}={devices!r} names no device, or an empty one; write ids with commas between, as in '0,1'.")
@@ -268,7 +271,7 @@ def _pass_on(interruption: Interrupted) -> NoReturn:
     if interruption.number == signal.SIGINT:
         raise KeyboardInterrupt from None
     pool.close_all()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     signal.raise_signal(interruption.number)
     raise RankFailed(f"{interruption}: all ranks were stopped.") from None

@@ -68,8 +68,8 @@ def inner_run(run: RunDir, folder: RunDir) -> RunDir:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other commands from running a sweep in the same folder meanwhile.
+def alone_in(folder: Path, setting: str = "hydra.sweep.dir") -> Iterator[None]:
+    """Keep other commands from running in the same folder meanwhile; ``setting`` chooses another.
 
     Raises:
         HarnessError: One does.
@@ -81,7 +81,7 @@ def alone_in(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise HarnessError(
-                f"another command is running in {folder}: wait for it, or choose another folder with hydra.sweep.dir=FOLDER."
+                f"another command is running in {folder}: wait for it, or choose another folder with {setting}=FOLDER."
             ) from None
         try:
             yield

@@ -118,7 +118,8 @@ def loss_and_items(returned: Any, source: str) -> tuple[Tensor, Tensor | None]:
     if not isinstance(items, Tensor | Real) or (isinstance(items, Tensor) and items.numel() != 1):
         what = f"a tensor of shape {tuple(items.shape)}" if isinstance(items, Tensor) else f"a {type(items).__name__}"
         raise ConfigError(f"{source} returned (loss, {what}): the second is to be the number of items in the sum. {wanted}")
-    return loss.reshape(()), torch.as_tensor(items, device=loss.device).reshape(())
+    exact = None if isinstance(items, Tensor) else torch.float64
+    return loss.reshape(()), torch.as_tensor(items, dtype=exact, device=loss.device).reshape(())
 
 
 class Trainer:
@@ -295,8 +296,7 @@ class Trainer:
         Raises:
             NonFinite: A loss is not finite on any rank, and the plan is to stop.
         """
-        if not all(module.training for module in self.model.modules()):
-            self.model.train()
+        self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         buffers = [buffer.clone() for buffer in self.model.buffers()] if self.plan.on_nonfinite == "skip" else []
         loss_sum, count = self.accumulate(batch, loaded)

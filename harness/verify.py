@@ -22,6 +22,7 @@ from harness.compare.evidence import Evidence, Mathematics, Partition, StepEvide
 from harness.compress import WIRE
 from harness.context import Rank
 from harness.digest import Digests, digests, gradient_digest, state_digests
+from harness.errors import Mismatch
 from harness.evaluate import eval_dataset_of, evaluate
 from harness.loader import load
 from harness.plan import TrainPlan
@@ -52,6 +53,10 @@ def verify(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> Evidence | None
     return evidence
 
 
+DRAWS = 17
+"""With how many draws to evaluate what draws at random, if it differs: counts often come to the same with two."""
+
+
 class Verification:
     """One verification, as each rank goes through it; all ranks call the same methods in the same order."""
 
@@ -73,6 +78,7 @@ class Verification:
         trainer = self._make_trainer(self._plan)
         birth = self._gather({**state_digests(trainer.model, trainer.optimizer), **digests(trainer.model.named_buffers())})
         facts = self._gather({**trainer.facts(), "uncovered": uncovered(trainer)})
+        require_one_data_set([each["num_samples"] for each in facts], self._seat.rank)
         partition = self._partition(trainer)
         self._num_steps = trainer.num_steps
         steps = self._steps(trainer)
@@ -277,7 +283,7 @@ class Verification:
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
-    def _evaluation(self, trainer: Trainer) -> tuple[Metrics, Metrics, Metrics | None] | None:
+    def _evaluation(self, trainer: Trainer) -> tuple[Metrics, Metrics, list[Metrics] | None] | None:
         """Return what the ranks report, what the reference does, and, where they differ, what it does with other draws."""
         plan, ranks = self._plan, self._seat.world_size
         dataset = eval_dataset_of(trainer.recipe)
@@ -294,11 +300,11 @@ class Verification:
         parts, size = parts_of(number, ranks), -(-plan.global_batch_size // ranks)
         again = None
         with undisturbed_random():
-            expected = self._reference(0).evaluate(state, parts, size, draw=0)
-            if expected != mine:
-                again, same = (self._reference(0).evaluate(state, parts, size, draw) for draw in (1, 0))
-                # What changes with the same draws too is carried from one evaluation to the next: a fault, and no chance.
-                again = again if same == expected else None
+            reference = self._reference(0)
+            expected = reference.evaluate(state, parts, size, draw=0)
+            # What changes with the same draws too is carried from one evaluation to the next: a fault, and no chance.
+            if expected != mine and reference.drew_in_evaluation and reference.evaluate(state, parts, size, draw=0) == expected:
+                again = [reference.evaluate(state, parts, size, draw) for draw in range(1, DRAWS)]
         return mine, expected, again
 
     # --- mathematics -------------------------------------------------------------------------------------------------
@@ -370,10 +376,15 @@ class Verification:
         shards = [pieces(shard(batch, rank, ranks), self._plan.grad_accumulation) for rank in range(ranks)]
         exact_loss, exact = reference.whole_batch(state, shards, torch.float64)
         u = torch.finfo(dtype).eps / 2 if dtype is not None else self._round_off(gradients)
+        if dtype is not None and reference.narrowed is not None:
+            kind = str(reference.narrowed).removeprefix("torch.")
+            raise Unrepeatable(f"loss() or the model narrows float64 to {kind} of its own accord")
         if dtype is not None:
             ratios = {name: by_floor(gradients.get(name), exact[name], exact, 1e-11) for name in exact}
         else:
             _, single = reference.whole_batch(state, shards, None)
+            if reference.narrowed is not None:
+                u = max(u, torch.finfo(reference.narrowed).eps / 2)
             ratios = excess_ratios(gradients, single, exact, u)
         error = abs(loss - exact_loss) / max(abs(exact_loss), 1e-300) / u
         return Mathematics(step=number, ratios=ratios, loss_error=error)
@@ -482,6 +493,18 @@ def parts_of(number: int, ranks: int) -> list[list[int]]:
     """
     numbers = iter(range(number))
     return [list(islice(numbers, len(range(rank, number, ranks)))) for rank in range(ranks)]
+
+
+def require_one_data_set(sizes: Sequence[int], rank: int) -> None:
+    """See to it that all ranks have as many samples, because each takes the numbers of its own from one common order.
+
+    Raises:
+        Mismatch: They have not.
+    """
+    wrong = next((other for other, size in enumerate(sizes) if size != sizes[0]), None)
+    if wrong is not None:
+        said = f"dataset() has {sizes[0]} samples on rank 0, and {sizes[wrong]} on rank {wrong}: every rank's must be the same."
+        raise Mismatch(said, is_consequence=rank != wrong)
 
 
 def uncovered(trainer: Trainer) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import harness
+from harness.launchers import pool
 
 
 @dataclass
@@ -33,6 +34,17 @@ class Custom(Exception):
 def rank_and_size():
     env = harness.init_parallel_env()
     return env.rank, env.world_size
+
+
+def give(value):
+    return value
+
+
+def spawn_in_a_fork(answers, of_parent):
+    """Spawn in a process that was forked from one which has a warm server."""
+    mine = id(pool.launcher("spawn")) != of_parent
+    answers.put((mine, harness.spawn(give, args=(1,), nprocs=2, backend="gloo").return_values()))
+    pool.close_all()
 
 
 def leaves_before_joining():

@@ -104,6 +104,16 @@ def test_one_rank_goes_on_in_bits_too(tmp_path: Path) -> None:
     assert result["found"] == [result["whole"]] * 2
 
 
+def test_a_training_of_another_length_goes_on_by_its_own_schedule(tmp_path: Path) -> None:
+    made = rich(steps=8)
+    take(made, 0, 8)
+    checkpoint.save(made, tmp_path / "checkpoint.pt", 8)
+    longer = [step[2] for step in take(rich(steps=12), 0, 12)]
+    again = rich(steps=12)
+    begin = checkpoint.load(again, tmp_path / "checkpoint.pt")
+    assert again.lr == longer[7] and [step[2] for step in take(again, begin, 12)] == longer[8:]
+
+
 @pytest.mark.ranks
 def test_3_ranks_go_on_from_2(outcomes: Outcomes) -> None:
     results, saved = outcomes.of(3, "of others"), outcomes.of(2, "twice")[0]

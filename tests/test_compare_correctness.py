@@ -1026,10 +1026,10 @@ def test_reports(mutate, said):
 
 def test_a_metric_that_is_drawn_at_random_is_not_compared():
     wrong, again = setting("evaluation", "correct", [32.0, 40.0]), {**green(2)["evaluation"], "correct": [30.0, 40.0]}
-    verdict = judged(all_of(wrong, setting("evaluated_again", again)))
+    verdict = judged(all_of(wrong, setting("evaluated_again", [green(2)["evaluation"], again])))
     assert red(verdict) == []
     assert "1 metric are means over all ranks; correct: not checked, evaluation draws at random" in of(verdict, "R9").detail
-    assert red(judged(all_of(wrong, setting("evaluated_again", green(2)["evaluation"])))) == ["R9"]
+    assert red(judged(all_of(wrong, setting("evaluated_again", [green(2)["evaluation"]])))) == ["R9"]
 
 
 def test_a_run_without_evaluation_has_its_losses_checked():

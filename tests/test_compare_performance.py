@@ -315,13 +315,13 @@ def test_contaminated_pairs_are_left_out_and_named() -> None:
     verdict = performance.compare(baseline, candidate)
     assert (verdict.verdict, verdict.pairs) == ("equivalent", 4)
     assert verdict.contaminated == {4: ("job 1: run-delay 30.0 %",)}
-    assert "pair 4 is left out as contaminated: job 1: run-delay 30.0 %." in verdict.sentences
+    assert "pair 4 is left out as disturbed: job 1: run-delay 30.0 %." in verdict.sentences
 
 
 def test_only_contaminated_pairs_give_no_number() -> None:
     verdict = performance.compare(arm("job 0", [1.0] * 3), arm("job 1", [1.0] * 3, major_faults=1))
     assert (verdict.verdict, verdict.ratio, verdict.pairs) == ("inconclusive", None, 0)
-    assert verdict.sentences[0] == "inconclusive: no clean pair (3 pairs contaminated)"
+    assert verdict.sentences[0] == "inconclusive: no clean pair (3 pairs disturbed)"
 
 
 def test_launches_without_any_partner_give_no_number() -> None:

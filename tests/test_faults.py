@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import yaml
 from torch import nn
+from torch.nn import functional as F
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
@@ -310,6 +311,66 @@ class EvaluatesAtRandom(toys.Points):
         return {**exact, **super().evaluate(model, (ids, x + torch.randn_like(x), y))}
 
 
+class CountsAtRandom(toys.Points):
+    """A metric that often comes to the same whole number with other draws."""
+
+    def evaluate(self, model, batch):
+        _ids, x, y = batch
+        return {"near": ((model(F.dropout(x, 0.2)).squeeze(1) > y).sum(), len(y))}
+
+
+class BiasBeforeBatchNorm(toys.Points):
+    def model(self):
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+
+class Keeping(nn.Sequential):
+    def train(self, mode=True):
+        super().train(mode)
+        self[2].eval()
+        return self
+
+
+class KeepsEvaluating(toys.Points):
+    def model(self):
+        return Keeping(*super().model())
+
+
+class LossInFloat32(toys.Points):
+    def loss(self, model, batch):
+        _ids, x, y = batch
+        return F.mse_loss(model(x).squeeze(1).float(), y.float())
+
+
+class OwnAutocast(toys.Points):
+    def loss(self, model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().loss(model, batch)
+
+
+class Weighted(toys.Points):
+    def loss(self, model, batch):
+        _ids, x, y = batch
+        weights = x[:, 0].abs() + 0.1
+        return (F.mse_loss(model(x).squeeze(1), y, reduction="none") * weights).sum(), float(weights.sum())
+
+
+class WithEmptyParameter(toys.Points):
+    def model(self):
+        model = super().model()
+        model.empty = nn.Parameter(torch.zeros(0))
+        return model
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) + model.empty.sum()
+
+
+class Mapped(toys.Points):
+    def loss(self, model, batch):
+        _ids, x, y = batch
+        return F.mse_loss(torch.vmap(model)(x).squeeze(1), y)
+
+
 class Noisy(Counted, toys.Noise):
     pass
 
@@ -339,6 +400,14 @@ USERS = {
 
 CORRECT = {
     "plain": {},
+    "bias before synchronised BatchNorm": {"recipe": mine("BiasBeforeBatchNorm"), "sync_bn": True, "global_batch_size": 12},
+    "kept in evaluation mode": {"recipe": mine("KeepsEvaluating", dropout=0.5)},
+    "loss in float32": {"recipe": mine("LossInFloat32")},
+    "autocast of its own": {"recipe": mine("OwnAutocast")},
+    "a weight as count": {"recipe": mine("Weighted")},
+    "an empty parameter": {"recipe": mine("WithEmptyParameter")},
+    "vmap": {"recipe": mine("Mapped")},
+    "counts what it draws": {"recipe": mine("CountsAtRandom")},
     "float64, Adam": {"precision": "float64", "recipe": {**WHOLE, "dtype": "float64", "optimizer": "adam"}},
     "bfloat16": {"precision": "bfloat16"},
     "accumulated, clipped": {"grad_accumulation": 2, "clip_norm": 0.05},

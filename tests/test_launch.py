@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -16,6 +17,8 @@ import pytest
 from harness import launch, options
 from harness.errors import BackendUnavailable, ConfigError
 from harness.options import parse, split
+from harness.request import Console
+from harness.sweep import alone_in
 from tests.processes import alive, descendants, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -269,6 +272,12 @@ def test_scripts_that_are_none(tmp_path):
         launch.script_task(str(tmp_path), [])
 
 
+def test_script_in_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"is a pipe or a device, which only one rank could read\. Save it in a file"):
+        launch.script_task(str(tmp_path / "pipe"), [])
+
+
 def test_script_that_cannot_be_read(script, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
@@ -348,9 +357,22 @@ def test_log_dir_keeps_what_each_rank_said_in_the_last_run(tmp_path, odd_path):
     assert json.loads((logs / "result.json").read_text())["status"] == "ok"
 
 
+def test_log_dir_of_a_run_that_goes_on_is_refused(script, tmp_path):
+    with alone_in(tmp_path / "logs"):
+        done = run("--nprocs=1", f"--log_dir={tmp_path / 'logs'}", script)
+    assert done.returncode == 1 and done.stderr.endswith("wait for it, or choose another folder with --log_dir=FOLDER.\n")
+    assert done.stdout == ""
+
+
 def test_log_dir_that_cannot_be_made(script, tmp_path):
     done = run("--nprocs=1", f"--log_dir={script}", script)
     assert done.returncode == 1 and f"harness.launch: --log_dir={script} cannot be made: File exists." in done.stderr
+
+
+def test_a_console_that_lacks_a_character(capsys):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Console(stream).output("snow \u2603")
+    assert stream.buffer.getvalue() == b"snow \\u2603\n"
 
 
 def test_refusals_are_one_line_and_exit_status_1(tmp_path):

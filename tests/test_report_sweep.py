@@ -78,8 +78,21 @@ def test_records_of_another_version_are_refused_by_name(tmp_path):
     plan = json.loads(RunDir(folder / "0").plan.read_text())
     del plan["task"]
     RunDir(folder / "0").plan.write_text(json.dumps(plan))
-    with pytest.raises(NotComparable, match=r"four_jobs/0 was written by another version"):
+    with pytest.raises(NotComparable, match=r"four_jobs/0 cannot be read: its files are damaged, or another version of"):
         read_sweep(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("0/evidence.json", '{"steps": ['), ("0/evidence.json", "{}"), ("0/result.json", "[]"), ("sweep.json", "{}")],
+)
+def test_a_damaged_file_is_named_and_prevents_no_other_report(name, content, tmp_path, capsys):
+    folder, sound = recorded("four_jobs", tmp_path), recorded("one_failed", tmp_path)
+    (folder / name).write_text(content)
+    assert main(["--table-only", str(folder), str(sound)]) == 1
+    said = capsys.readouterr()
+    assert len(said.err.splitlines()) == 1 and "cannot be read: it" in said.err
+    assert f"{sound.name}" in said.out
 
 
 @pytest.mark.parametrize("name", ["sweep.json", "1/plan.json", "1/result.json", "1/evidence.json", "1/audit.json"])

@@ -363,6 +363,24 @@ def test_in_a_pipe_there_are_lines_and_rank_0_and_logs_are_verbatim():
     assert "evaluation after step 12  accuracy 0.9" in lines
 
 
+def test_an_evaluation_comes_after_its_step():
+    def act(out):
+        job = a_job()
+        steps = job_of(0, "spawn", 2).result.ranks[0].steps
+        out.started(job)
+        for rank, number in [(0, 9), (1, 8), (0, 8), (1, 9)]:
+            if (rank, number) == (1, 9):
+                out.event(0, {"event": "evaluation", "step": 9, "metrics": {"accuracy": [90.0, 100.0]}})
+            out.event(rank, {"event": "step", **vars(steps[number])})
+        out.event(0, {"event": "evaluation", "step": 11, "metrics": {"accuracy": [80.0, 100.0]}})
+        out.close()
+
+    text, _ = shown(act)
+    first, *rest = text.splitlines()
+    assert first.startswith("step 10 of 12")
+    assert rest == ["evaluation after step 10  accuracy 0.9", "evaluation after step 12  accuracy 0.8"]
+
+
 def test_a_long_line_of_a_rank_is_not_broken():
     line = "word [red]x[/red] :smile: " * 20
     text, _ = shown(lambda out: out.output(line), width=60)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import harness
 from harness import BackendUnavailable, ConfigError, RankFailed, RunTimeout
+from harness.launchers import pool
 from harness.raising import RankTraceback
 from harness.request import Request, machine
 from harness.spawning import spawn
@@ -571,6 +574,38 @@ def test_an_endless_message_is_cut_where_it_is_recorded(tmp_path):
     assert "1000015 characters in all" in failure.message
     failure.message.encode("utf-8")
     failure.traceback.encode("utf-8")
+
+
+@pytest.mark.ranks
+def test_threads_each_have_a_run():
+    def one(number):
+        return [harness.spawn(calls.give, args=(number,), nprocs=2, backend="gloo").return_values() for _ in range(3)]
+
+    pool.close_all()
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(one, range(4))) == [[[number] * 2] * 3 for number in range(4)]
+
+
+@pytest.mark.ranks
+def test_a_forked_process_has_a_server_of_its_own():
+    harness.spawn(calls.give, args=(0,), nprocs=2, backend="gloo")
+    before = pool.launcher("spawn")
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=calls.spawn_in_a_fork, args=(answers, id(before)))
+    child.start()
+    child.join()
+    assert answers.get() == (True, [1, 1])
+    assert harness.spawn(calls.give, args=(2,), nprocs=2, backend="gloo").return_values() == [2, 2]
+
+
+@pytest.mark.ranks
+def test_a_warm_server_that_somebody_has_ended_is_replaced():
+    harness.spawn(calls.give, args=(0,), nprocs=2, backend="gloo")
+    server = pool.launcher("spawn").warm()
+    os.kill(server._child.pid, signal.SIGKILL)
+    server._child.wait()
+    assert harness.spawn(calls.give, args=(1,), nprocs=2, backend="gloo").return_values() == [1, 1]
 
 
 @pytest.mark.ranks

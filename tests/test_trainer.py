@@ -28,7 +28,7 @@ from harness.loader import epoch_batches
 from harness.plan import Ddp, TrainPlan
 from harness.recipe import make_recipe
 from harness.seeds import derive, seed_everything
-from harness.trainer import NonFinite, Seat, Trainer
+from harness.trainer import NonFinite, Seat, Trainer, loss_and_items
 from tests import toys
 from tests.ranks import Outcomes, run_cases
 
@@ -530,6 +530,28 @@ def test_a_count_may_be_a_number() -> None:
     assert_close(
         take_all(trainer(Counted()))["gradients"][0]["0.bias"], plain(toys.Points(), {})["gradients"][0]["0.bias"], "", 1e-12
     )
+
+
+def test_a_count_of_a_python_number_is_exact() -> None:
+    loss = torch.ones((), requires_grad=True)
+    items = loss_and_items((loss, 0.1), "loss()")[1]
+    assert items is not None and float(items) == 0.1
+
+
+def test_a_model_decides_itself_what_train_does() -> None:
+    class Frozen(nn.Sequential):
+        def train(self, mode: bool = True) -> Frozen:
+            super().train(mode)
+            self[2].eval()
+            return self
+
+    class Given(toys.Points):
+        def model(self) -> nn.Module:
+            return Frozen(*super().model())
+
+    made = trainer(Given(dropout=0.5))
+    take_all(made)
+    assert [layer.training for layer in made.model] == [True, True, False, True]
 
 
 def test_a_batch_without_items_is_not_a_number() -> None:

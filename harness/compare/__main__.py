@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from harness.compare.audit import audit_lines
 from harness.errors import HarnessError
@@ -31,16 +32,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Report each sweep, hold each against the baseline if there is one, and return the exit status."""
     asked = parser().parse_args(arguments)
     try:
-        sweeps = [read_sweep(folder) for path in asked.folders for folder in find_sweeps(path)]
         baseline = read_sweep(asked.baseline) if asked.baseline else None
-        for sweep in sweeps:
-            report(sweep, asked.table_only)
-            if baseline is not None:
-                _hold_against(baseline, sweep)
     except HarnessError as error:
         print(error, file=sys.stderr)
         return 1
-    return int(any(tables.state(job) != "ok" for sweep in sweeps for job in sweep.jobs))
+    states = [_hold(folder, baseline, asked.table_only) for path in asked.folders for folder in find_sweeps(path)]
+    return int(not all(states))
+
+
+def _hold(folder: Path, baseline: SweepReport | None, table_only: bool) -> bool:
+    """Report one sweep, which another one's damaged files do not prevent; return True where all is well in it."""
+    try:
+        sweep = read_sweep(folder)
+        report(sweep, table_only)
+        if baseline is not None:
+            _hold_against(baseline, sweep)
+    except HarnessError as error:
+        print(error, file=sys.stderr)
+        return False
+    return all(tables.state(job) == "ok" for job in sweep.jobs)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -102,9 +102,9 @@ def in_evaluation(evidence: Evidence) -> Iterator[Mismatch]:
 
 def random_metrics(evidence: Evidence) -> list[str]:
     """Return the metrics that one process, with other random draws, does not come to again."""
-    references, again = evidence["reference_evaluation"] or {}, evidence.get("evaluated_again") or {}
-    both = [name for name in references if name in again]
-    return [name for name in both if _in_sums(evidence, "items", references[name], again[name])]
+    references, again = evidence["reference_evaluation"] or {}, evidence.get("evaluated_again") or []
+    others = {name: [one[name] for one in again if name in one] for name in references}
+    return [name for name, pairs in others.items() if any(_in_sums(evidence, "items", references[name], p) for p in pairs)]
 
 
 def _in_sums(

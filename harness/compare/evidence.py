@@ -98,5 +98,5 @@ class Evidence(TypedDict):
     not_mathematics: str  # why R7 and R8 were not run; empty where they were
     evaluation: dict[str, list[float]] | None  # name -> [sum, count] as reported (R9); None without evaluation
     reference_evaluation: dict[str, list[float]] | None
-    evaluated_again: NotRequired[dict[str, list[float]] | None]  # the reference once more, with other random draws
+    evaluated_again: NotRequired[list[dict[str, list[float]]] | None]  # the reference with other random draws
     observed_twice: list[list[Digests]] | None  # R13, full: per step, rank 0's state after it, with capture and without

@@ -231,7 +231,7 @@ def _headline(verdict: Claim, found: _Evidence, needed: int | None) -> str:
     if not (logs or found.dirty):
         return "inconclusive: no launch of one arm has a partner in the other"
     if not logs:
-        return f"inconclusive: no clean pair ({plural(len(found.dirty), 'pair')} contaminated)"
+        return f"inconclusive: no clean pair ({plural(len(found.dirty), 'pair')} disturbed)"
     if len(logs) == 1:
         guess = f"; if launches vary as much as steps do, {_settle(needed, 0, margin)}" if needed else ""
         return f"inconclusive: one launch claims nothing beyond its own spread{guess}"
@@ -250,7 +250,7 @@ def _settle(needed: int | None, used: int, margin: float) -> str:
 
 
 def _notes(found: _Evidence) -> list[str]:
-    notes = [f"pair {pair} is left out as contaminated: {', '.join(why)}." for pair, why in found.dirty.items()]
+    notes = [f"pair {pair} is left out as disturbed: {', '.join(why)}." for pair, why in found.dirty.items()]
     if found.alone:
         notes.append(f"left out, as the other arm's launch is missing: {found.alone}.")
     if len(found.clean) == 1:

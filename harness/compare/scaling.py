@@ -53,7 +53,7 @@ def scaling(
     triples = [tuple(arm[pair] for arm in arms) for pair in sorted(arms[0].keys() & arms[1].keys() & arms[2].keys())]
     clean = [triple for triple in triples if not reasons(triple)]
     if not clean:
-        return Scaling(kind, last.nprocs, None, None, None, "no scaling: all launches are contaminated")
+        return Scaling(kind, last.nprocs, None, None, None, "no scaling: other processes disturbed all launches")
     return _scaling(kind, last.nprocs, clean, split=single is not None)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,14 +26,15 @@ _KINDS: dict[str, Callable[[], Launcher]] = {
     "inline": InlineLauncher,
 }
 _launchers: dict[str, Launcher] = {}
-_owner = os.getpid()
+_locks = [threading.Lock()]
 
 
 def launcher(method: str) -> Launcher:
     """Return this process's launcher of that name."""
-    if method not in _launchers:
-        _launchers[method] = _KINDS[method]()
-    return _launchers[method]
+    with _locks[0]:
+        if method not in _launchers:
+            _launchers[method] = _KINDS[method]()
+        return _launchers[method]
 
 
 def warm_up() -> None:
@@ -66,11 +68,18 @@ def probe() -> dict[str, Any]:
     return dict(json.loads(answer.stdout))
 
 
+def _forget() -> None:
+    """Drop what belongs to the process that this one was forked from: two would talk to one server."""
+    _launchers.clear()
+    _locks[0] = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 @atexit.register
 def close_all() -> None:
-    """End what launchers keep alive; a copy of this process made by fork owns nothing of it."""
-    if os.getpid() != _owner:
-        return
+    """End what launchers keep alive."""
     for running in _launchers.values():
         running.close()
     _launchers.clear()

@@ -44,6 +44,8 @@ class WarmServer:
         self._buffer = b""
         self._ready = False
         self.is_dead = False
+        # Threads of this process may each have a run whose ranks come from here.
+        self._lock = threading.RLock()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._channel, theirs = map(_above_standard, socket.socketpair())
         with theirs:
@@ -67,13 +69,15 @@ class WarmServer:
 
     def start(self, requests: Sequence[Mapping[str, Any]]) -> list[int]:
         """Fork a rank for each request and return their process ids."""
-        self._wait_until_ready()
-        return list(self._ask({"start": list(requests)})["pids"])
+        with self._lock:
+            self._wait_until_ready()
+            return list(self._ask({"start": list(requests)})["pids"])
 
     def probe(self) -> dict[str, Any]:
         """Return what :func:`harness.backend.probe` sees."""
-        self._wait_until_ready()
-        return dict(self._ask({"probe": True})["probe"])
+        with self._lock:
+            self._wait_until_ready()
+            return dict(self._ask({"probe": True})["probe"])
 
     def fileno(self) -> int:
         """Return the descriptor on which exits are heard."""
@@ -85,6 +89,10 @@ class WarmServer:
         Raises:
             HarnessError: The server has died.
         """
+        with self._lock:
+            return self._hear(timeout_s)
+
+    def _hear(self, timeout_s: float | None) -> bool:
         if not select.select([self._channel], [], [], timeout_s)[0]:
             return False
         try:
@@ -202,6 +210,7 @@ class SpawnLauncher:
 
     def __init__(self) -> None:
         self._server: WarmServer | None = None
+        self._lock = threading.RLock()
 
     @property
     def is_warm(self) -> bool:
@@ -211,11 +220,20 @@ class SpawnLauncher:
     def warm(self, settings: Mapping[str, str] | None = None) -> WarmServer:
         """Return a server whose modules saw ``settings`` in their environment when they were imported."""
         wanted = dict(settings or {})
-        if self._server is not None and (self._server.is_dead or self._server.settings != wanted):
-            self.close()
-        if self._server is None:
-            self._server = WarmServer(wanted)
-        return self._server
+        with self._lock:
+            if self._server is not None and (self._has_died(self._server) or self._server.settings != wanted):
+                self.close()
+            if self._server is None:
+                self._server = WarmServer(wanted)
+            return self._server
+
+    @staticmethod
+    def _has_died(server: WarmServer) -> bool:
+        """Return True for a server that somebody has ended since it was last heard of."""
+        with contextlib.suppress(HarnessError):
+            while not server.is_dead and server.hear():
+                pass
+        return server.is_dead
 
     def start(self, run: RunDir, plan: RunPlan, environment: Mapping[str, str]) -> Sequence[Process]:
         """Start the ranks by the plan's start method; ``spawn`` means fresh interpreters, as ``launch`` makes them."""
@@ -240,5 +258,5 @@ def _require_one_thread(threads: int) -> None:
     if threads != 1:
         raise HarnessError(
             f"ranks cannot be forked from a process of {threads} threads, because a fork copies only one. "
-            "Use launcher.start_method=spawn or launcher=launch."
+            "Use start_method=spawn (in a configuration launcher.start_method=spawn, or launcher=launch)."
         )

@@ -22,7 +22,7 @@ from harness.compare.chains import (
     may_share_reference,
 )
 from harness.compare.correctness import Verdict
-from harness.compare.rung import Rung
+from harness.compare.rung import Rung, not_checked
 from harness.errors import NotComparable
 from harness.plan import RunPlan, TrainPlan
 from harness.record import FORMAT, RankResult, RunResult, check_format, run_result_from_json
@@ -82,6 +82,10 @@ def _read_record(path: Path) -> Any:
     return data
 
 
+_DAMAGED = (AttributeError, KeyError, TypeError, ValueError)
+"""What reading comes to in a file that was cut short, or changed by hand."""
+
+
 def find_sweeps(path: str | os.PathLike[str]) -> list[Path]:
     """Return the sweeps in a folder: itself, those inside it, or the one that the folder of a job belongs to."""
     folder = Path(path).absolute()
@@ -101,8 +105,11 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepReport:
     if not runs:
         raise NotComparable(f"{path} holds no run: there is no plan.json in it. Give the folder of a sweep, outputs/DAY/TIME.")
     index = SweepDir(folder if SweepDir(folder).index.exists() else folder.parent)
-    known = index.read()
-    entries = {(index.path / entry["folder"]).resolve(): entry for entry in known["jobs"]}
+    try:
+        known = index.read()
+        entries = {(index.path / entry["folder"]).resolve(): entry for entry in known["jobs"]}
+    except _DAMAGED as error:
+        raise NotComparable(f"{index.index} cannot be read: it is damaged ({error!r}).") from error
     jobs = [_read_job(run, entries.get(run.resolve(), {})) for run in runs]
     return _report(folder, jobs, known)
 
@@ -159,9 +166,10 @@ def _read_job(folder: Path, entry: Mapping[str, Any]) -> JobReport:
     try:
         plan = RunPlan.read(run)
         result = read_result(run, plan)
-    except (KeyError, TypeError, ValueError) as error:
-        raise NotComparable(f"{run.path} was written by another version of harness, and cannot be read: {error!r}.") from error
-    return job_report(plan, run, result, entry.get("label", {}), entry.get("overrides", ()))
+        return job_report(plan, run, result, entry.get("label", {}), entry.get("overrides", ()))
+    except _DAMAGED as error:
+        said = f"{run.path} cannot be read: its files are damaged, or another version of harness has written them ({error!r})."
+        raise NotComparable(said) from error
 
 
 def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str, str], overrides: Sequence[str]) -> JobReport:
@@ -175,7 +183,9 @@ def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str
 def _of_training(plan: RunPlan, train: TrainPlan, run: RunDir, result: RunResult) -> Iterator[Rung]:
     """Yield the rungs of a whole training that has ended well."""
     yield compare_ranks(chains_of(result), train.sync_bn)
-    if not train.resume:
+    if train.resume:
+        yield not_checked("R13", "the verified steps are the first ones, and this training went on from a checkpoint")
+    else:
         yield compare_observed(_read_record(run.evidence), chains_of(result))
     if train.compare in RESUMES:
         yield judge_resumed(plan, result, run, _read_inside(run.interrupted), _read_inside(run.resumed))

@@ -137,4 +137,5 @@ def _make(name: str, node: Mapping[str, Any]) -> Any:
     try:
         return instantiate(dict(node))
     except HydraException as error:
-        raise ConfigError(f"report.reporters.{name} cannot be made: {error}") from error
+        # Hydra's own text names a setting of Hydra's for what its cause says.
+        raise ConfigError(f"report.reporters.{name} cannot be made: {error.__cause__ or error}") from error

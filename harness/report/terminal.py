@@ -193,6 +193,8 @@ class _Progress:
         self._nprocs = job.plan.nprocs
         self._total = job.plan.train.steps
         self._parts: dict[int, list[Mapping[str, Any]]] = {}
+        self._last = -1
+        self._held: list[Mapping[str, Any]] = []
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         # An inline rank shares this terminal, perhaps with a debugger in it.
         self._bar = _Bar(console, self._total) if console.is_terminal and job.plan.method != "inline" else None
@@ -210,6 +212,13 @@ class _Progress:
             said = (f"red at {event['fired']}" if event["fired"] else "green") if event["ran"] else "does not apply"
             self._say(f"audit {event['number']} of {event['total']}  {event['fault'].replace('_', ' ')}  {said}")
         elif event["event"] == "evaluation" and rank == 0:
+            self._held.append(event)
+            self._tell_evaluations(self._last)
+
+    def _tell_evaluations(self, last: int | None) -> None:
+        """Show the evaluations up to a step, all where it is None: rank 0 tells of one before others have told of the step."""
+        while self._held and (last is None or self._held[0]["step"] <= last):
+            event = self._held.pop(0)
             means = {name: ratio(*pair) for name, pair in event["metrics"].items()}
             found = "  ".join(f"{name} {mean:.4g}" for name, mean in means.items())
             self._say(f"evaluation after step {event['step'] + 1}  {found}")
@@ -226,13 +235,16 @@ class _Progress:
             of = f" of {self._total}" if self._total else ""
             place = str(done).rjust(len(str(self._total or "")))
             self._say(f"step {place}{of}  loss {loss}  {rate} samples/s")
+        self._last = parts[0]["step"]
+        self._tell_evaluations(self._last)
 
     def _say(self, text: str) -> None:
         for line in paragraph(text, self._console.width):
             self._console.print(Text(line), soft_wrap=True)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Take the bar away, and show what is still held."""
+        self._tell_evaluations(None)
         if self._bar is not None:
             self._bar.close()
 

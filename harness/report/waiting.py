@@ -65,7 +65,9 @@ def waiting_said(job: JobReport) -> list[str]:
 
 def communication(jobs: Iterable[JobReport]) -> list[str]:
     """Return how much of a step is communication that nothing hides, at most, and how gradients travelled there."""
-    shares = {job.plan.job: (share, job) for job in jobs if job.plan.nprocs > 1 and (share := exposed_share(job)) is not None}
+    # Of a job that failed, or hung, nobody asks how its steps were.
+    done = [job for job in jobs if job.plan.nprocs > 1 and job.result.status == "ok"]
+    shares = {job.plan.job: (share, job) for job in done if (share := exposed_share(job)) is not None}
     if not shares:
         return []
     number, (share, job) = max(shares.items(), key=lambda pair: pair[1][0])
