@@ -26,7 +26,7 @@ import torch.distributed as dist
 from harness.lifetime import children_die_with_this_process, die_with_parent
 from harness.trainer import Seat
 
-TIMEOUT_S = 120
+TIMEOUT_S = 400
 COLLECTIVE_S = 20
 
 

@@ -400,7 +400,7 @@ USERS = {
 
 CORRECT = {
     "plain": {},
-    "bias before synchronised BatchNorm": {"recipe": mine("BiasBeforeBatchNorm"), "sync_bn": True, "global_batch_size": 12},
+    "bias before sync_bn": {"recipe": mine("BiasBeforeBatchNorm", count=48), "sync_bn": True, "global_batch_size": 12},
     "kept in evaluation mode": {"recipe": mine("KeepsEvaluating", dropout=0.5)},
     "loss in float32": {"recipe": mine("LossInFloat32")},
     "autocast of its own": {"recipe": mine("OwnAutocast")},
