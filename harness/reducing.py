@@ -32,9 +32,9 @@ def watch(ddp: DistributedDataParallel | None) -> None:
 def reducing(ddp: DistributedDataParallel | None) -> Reducing | None:
     """Return what DDP measured of the last step; None where it did not."""
     names = ("forward_compute_time", "backward_compute_time", "backward_comm_time", "backward_compute_comm_overlap_time")
-    logger = getattr(ddp, "logger", None)
     # Not all that DDP logs: the texts among it would take as long again, within the time of the next step.
-    times = _seconds(logger._get_ddp_logging_data().ints_map if logger is not None else {}, names)
+    data = getattr(getattr(ddp, "logger", None), "_get_ddp_logging_data", lambda: None)()
+    times = _seconds(getattr(data, "ints_map", {}), names)
     if not times or not times[0]:
         return None
     forward, backward, comm, overlap = times

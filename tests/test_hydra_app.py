@@ -303,7 +303,7 @@ def test_each_ranks_warnings_are_shown_once(method: str, tmp_path: Path) -> None
         (["hydra.launcher.method=inline"], "launcher=inline runs one rank in this process, but nprocs=2"),
         (
             ["hydra.launcher.method=slurm"],
-            "launcher slurm (hydra.launcher.method) is unknown; use spawn, launch, torchrun, inline",
+            r"launcher slurm \(hydra.launcher.method\) is unknown; use spawn, launch, torchrun, inline",
         ),
         (["hydra.launcher.threads=0"], "threads=0 must be auto or at least 1"),
         (["hydra.launcher.timeout_s=-1"], "timeout_s=-1.0 must be above 0, or null"),

@@ -105,9 +105,14 @@ def test_buckets_and_overlap_are_taken_from_what_ddp_logs():
 def test_what_ddp_no_longer_measures_is_unknown():
     whole = {"forward_compute_time": 2_000_000, "backward_compute_time": 3_000_000}
     whole |= {"backward_comm_time": 4_000_000, "backward_compute_comm_overlap_time": 1_000_000}
-    assert reducing(SimpleNamespace(_get_ddp_logging_data=lambda: whole)) == Reducing(0.005, 0.003)
+
+    def logging(times):
+        data = SimpleNamespace(ints_map=times)
+        return SimpleNamespace(logger=SimpleNamespace(_get_ddp_logging_data=lambda: data))
+
+    assert reducing(logging(whole)) == Reducing(0.005, 0.003)
     for change in ({"backward_comm_time": -1}, {"forward_compute_time": 0}, {"backward_comm_time": "4 ms"}):
-        assert reducing(SimpleNamespace(_get_ddp_logging_data=lambda change=change: {**whole, **change})) is None
-    assert reducing(SimpleNamespace()) is reducing(None) is None
+        assert reducing(logging({**whole, **change})) is None
+    assert reducing(SimpleNamespace(logger=SimpleNamespace())) is reducing(SimpleNamespace()) is reducing(None) is None
     watch(SimpleNamespace())
     watch(None)
