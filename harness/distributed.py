@@ -7,8 +7,10 @@ it when it is called.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,8 +145,7 @@ def init_parallel_env(backend: str = "auto") -> ParallelEnv:
     if record is not None:
         record.event("joined")
     elif name == "gloo":
-        # Threads of gloo's that are left to the teardown of the interpreter may abort it: the rank would fail after its work.
-        atexit.register(leave_group)
+        atexit.register(_leave_group_for_good)
     env = ParallelEnv()
     env._device_type = device
     _joined[:] = [env]
@@ -240,6 +241,18 @@ def leave_group() -> None:
     """Leave the process group, if there is one."""
     if _group_exists():
         sys.modules["torch.distributed"].destroy_process_group()
+
+
+def _leave_group_for_good() -> None:
+    """Leave the group, and see to it that no thread of gloo's needs the interpreter any more.
+
+    One that lets go of a tensor while the interpreter is torn down aborts the process: the rank would fail after its work.
+    """
+    leave_group()
+    # The group lives on in a DDP that is in a reference cycle; its end waits for its threads.
+    gc.collect()
+    # A model that lives as long as the script keeps it: then its threads get a turn at what this one holds.
+    time.sleep(0.01)
 
 
 def _device_without_group() -> str:

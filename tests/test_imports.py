@@ -41,6 +41,7 @@ BELOW_THE_TORCH_LINE = {
         "gradients",
         "group",
         "loader",
+        "narrowing",
         "parallel",
         "profiling",
         "recipe",
