@@ -10,7 +10,6 @@ import atexit
 import gc
 import os
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -244,15 +243,14 @@ def leave_group() -> None:
 
 
 def _leave_group_for_good() -> None:
-    """Leave the group, and see to it that no thread of gloo's needs the interpreter any more.
+    """Leave the group, and end its threads where nothing else of the script holds it.
 
-    One that lets go of a tensor while the interpreter is torn down aborts the process: the rank would fail after its work.
+    One that lets go of a tensor while the interpreter is torn down aborts the process: the rank would fail after its work. A
+    model that lives as long as the script, in a variable of its module, still holds the group, as it does in torch.
     """
     leave_group()
     # The group lives on in a DDP that is in a reference cycle; its end waits for its threads.
     gc.collect()
-    # A model that lives as long as the script keeps it: then its threads get a turn at what this one holds.
-    time.sleep(0.01)
 
 
 def _device_without_group() -> str:
