@@ -18,6 +18,8 @@ class Reading:
         t: CLOCK_MONOTONIC, in seconds.
         run_delay_s: How long this rank's main thread was ready and did not get a core.
         pressure_s: How long some task of the machine waited for a core (``/proc/pressure/cpu``).
+        cpu_s: CPU time of this rank, all threads.
+        busy_s: CPU time of the whole machine, all cores, as sampled by the kernel's ticks (``/proc/stat``).
         throttled: How often the control group held its processes back.
         major_faults: Page faults that read a disk.
         involuntary_switches: How often the kernel took the core away.
@@ -26,6 +28,8 @@ class Reading:
     t: float
     run_delay_s: float | None
     pressure_s: float | None
+    cpu_s: float
+    busy_s: float | None
     throttled: int
     major_faults: int
     involuntary_switches: int
@@ -54,7 +58,16 @@ class Meter:
     def read(self) -> Reading:
         """Return all counters."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        return Reading(time.monotonic(), self.run_delay_s(), _pressure_s(), _throttled(), usage.ru_majflt, usage.ru_nivcsw)
+        return Reading(
+            t=time.monotonic(),
+            run_delay_s=self.run_delay_s(),
+            pressure_s=_pressure_s(),
+            cpu_s=usage.ru_utime + usage.ru_stime,
+            busy_s=_busy_s(),
+            throttled=_throttled(),
+            major_faults=usage.ru_majflt,
+            involuntary_switches=usage.ru_nivcsw,
+        )
 
 
 def _pressure_s(path: Path = Path("/proc/pressure/cpu")) -> float | None:
@@ -63,6 +76,16 @@ def _pressure_s(path: Path = Path("/proc/pressure/cpu")) -> float | None:
     except OSError:
         return None
     return int(some.rpartition("total=")[2]) / 1e6
+
+
+def _busy_s(path: Path = Path("/proc/stat")) -> float | None:
+    try:
+        total, *cores = (line for line in path.read_text().splitlines() if line.startswith("cpu"))
+        idle, waiting_for_disk = map(int, total.split()[4:6])
+    except (OSError, ValueError):
+        return None
+    # Not the fields that say who was busy: ticks sample those, and miss threads that run for less than a tick.
+    return len(cores) * time.monotonic() - (idle + waiting_for_disk) / os.sysconf("SC_CLK_TCK")
 
 
 def _throttled(root: Path = Path("/sys/fs/cgroup")) -> int:

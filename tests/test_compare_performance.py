@@ -130,6 +130,17 @@ def test_a_launch_without_measured_steps_says_what_to_set() -> None:
         ({"run_delay_s": 9.0, "cores": None}, ["run-delay 90.0 %"]),
         ({"run_delay_s": None, "involuntary_switches": 12}, ["1.5 involuntary context switches per step"]),
         ({"run_delay_s": 0.0, "involuntary_switches": 12}, []),
+        # As recorded of 2 ranks on 2 quiet cores, beside a busy loop, and of 4 ranks without and with it.
+        ({"run_delay_s": 0.5, "cpu_pressure": 0.227, "others_s": 0.59}, []),
+        (
+            {"run_delay_s": 3.12, "cpu_pressure": 0.471, "others_s": 9.52},
+            ["run-delay 31.2 % beside others on 1.0 cores", "CPU pressure 47.1 % beside others on 1.0 cores"],
+        ),
+        ({"run_delay_s": 1.66, "cpu_pressure": 0.602, "others_s": 0.54, "nprocs": 4}, []),
+        (
+            {"run_delay_s": 1.82, "cpu_pressure": 0.598, "others_s": 7.29, "nprocs": 4},
+            ["run-delay 18.2 % beside others on 0.7 cores", "CPU pressure 59.8 % beside others on 0.7 cores"],
+        ),
     ],
 )
 def test_contamination_names_each_reason(changes: dict[str, Any], reasons: list[str]) -> None:
@@ -390,6 +401,14 @@ def test_ranks_that_wait_for_each_other_are_said_to() -> None:
     assert (
         "job 0 runs 4 ranks with 1 thread each on 2 cores: its run-delay is its own, none is subtracted." in verdict.sentences
     )
+
+
+def test_what_waits_on_a_quiet_machine_waits_for_its_own() -> None:
+    quiet = {"run_delay_s": 0.4, "cpu_pressure": 0.227, "others_s": 0.59}
+    verdict = performance.compare(arm("job 0", [1.0] * 3, **quiet), arm("job 1", [0.5, 0.5, 0.51], **quiet))
+    assert verdict.verdict == "faster" and verdict.adjusted == verdict.raw
+    why = "job 0 had the cores to itself (others used 0.06 of them): its run-delay is its own, none is subtracted."
+    assert why in verdict.sentences
 
 
 def test_recorded_extra_work_is_found() -> None:

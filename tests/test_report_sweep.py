@@ -159,6 +159,16 @@ def test_what_disturbed_a_recorded_run_is_taken_over(tmp_path):
     assert launch.run_delay_s > 0 and 0 < launch.cpu_pressure <= 1 and launch.wall_s > sum(launch.step_s) / 2
 
 
+def test_what_no_rank_used_others_did():
+    job = four_jobs("f").jobs[2]
+    at = {"run_delay_s": 0.0, "pressure_s": 0.0, "throttled": 0, "major_faults": 0, "involuntary_switches": 0}
+    warm = {**at, "name": "warm", "t": 100.0, "cpu_s": 1.0, "busy_s": 50.0}
+    ended = [{**warm, "name": "last step", "t": 102.0, "cpu_s": 1.0 + cpu_s, "busy_s": 53.5} for cpu_s in (1.9, 1.2)]
+    ranks = [dataclasses.replace(r, meters=(warm, end)) for r, end in zip(job.result.ranks, ended, strict=True)]
+    seen = launch_of(dataclasses.replace(job, result=dataclasses.replace(job.result, ranks=tuple(ranks))), MACHINE)
+    assert seen.others_s == pytest.approx(3.5 - 1.9 - 1.2) and seen.others == pytest.approx(0.2) and not seen.quiet
+
+
 # harness.compare
 
 

@@ -14,6 +14,8 @@ Quantity = Literal["throughput", "start"]
 
 RUN_DELAY_LIMIT = 0.05
 CPU_PRESSURE_LIMIT = 0.10
+OTHERS_LIMIT = 0.10
+"""Cores that other processes may use: on 2 quiet ones the kernel's own work took 0.03 to 0.08 beside 1, 2 and 4 ranks."""
 SWITCHES_PER_STEP_LIMIT = 1.0
 """Involuntary context switches per step: stands in for run-delay where the kernel does not count it. Not calibrated."""
 
@@ -36,6 +38,7 @@ class Launch:
         run_delay_s: In that window, of the rank that waited most; None where the kernel does not count it.
         step_delay_s: The same for each measured step, of the step's slowest rank; empty where not recorded.
         cpu_pressure: Share of the window in which a runnable task waited (``/proc/pressure/cpu``); None where unknown.
+        others_s: CPU time in the window that none of the ranks used; None where unknown. A rank's data workers count here.
         throttled: How often the control group held a rank back in the window.
         major_faults: Page faults in the window that had to read a disk.
         involuntary_switches: In the window, per rank; used where ``run_delay_s`` is None.
@@ -55,6 +58,7 @@ class Launch:
     run_delay_s: float | None = None
     step_delay_s: tuple[float, ...] = ()
     cpu_pressure: float | None = None
+    others_s: float | None = None
     throttled: int = 0
     major_faults: int = 0
     involuntary_switches: int = 0
@@ -76,6 +80,16 @@ class Launch:
             return None
         return self.run_delay_s / self.wall_s
 
+    @property
+    def others(self) -> float | None:
+        """Cores that other processes used on average; None where unknown."""
+        return self.others_s / self.wall_s if self.others_s is not None and self.wall_s > 0 else None
+
+    @property
+    def quiet(self) -> bool:
+        """True where other processes are known to have used next to nothing: who waited, waited for the launch's own."""
+        return self.others is not None and self.others <= OTHERS_LIMIT
+
 
 # From a launch to one number
 
@@ -95,8 +109,8 @@ def launch_step_s(launch: Launch) -> float:
     """Return the same with the run-delay subtracted; as measured, where no run-delay of other processes is known.
 
     Step by step where each step's delay is recorded; else by the window's share of it, which takes slightly too much
-    off a median where the delay fell into few steps. A launch whose own threads outnumber the cores is left as it is:
-    its ranks wait for each other, which is part of its time.
+    off a median where the delay fell into few steps. A launch is left as it is where its own threads outnumber the cores or
+    no other process was at work: its ranks (and gloo's threads beside them) wait for each other, which is part of its time.
     """
     if not adjustable(launch):
         return raw_step_s(launch)
@@ -108,7 +122,7 @@ def launch_step_s(launch: Launch) -> float:
 
 def adjustable(launch: Launch) -> bool:
     """Return whether run-delay was recorded and can be laid to other processes."""
-    return launch.delay_share is not None and not launch.crowded
+    return launch.delay_share is not None and not launch.crowded and not launch.quiet
 
 
 def seconds(launch: Launch, quantity: Quantity, adjusted: bool) -> float:
@@ -136,9 +150,11 @@ def typical(launches: Sequence[Launch], quantity: Quantity) -> tuple[float, floa
 def contamination(launch: Launch) -> list[str]:
     """Return why the launch cannot be trusted, a reason a line; empty where nothing disturbed it.
 
-    Run-delay and CPU pressure do not count against a launch whose own threads outnumber the cores: it makes them.
+    Run-delay and CPU pressure count only where others can have made them: other processes used more than
+    :data:`OTHERS_LIMIT`, or, where that is unknown, the launch's own threads do not outnumber the cores.
     """
-    reasons = [] if launch.crowded else _foreign_load(launch)
+    own = launch.crowded if launch.others is None else launch.quiet
+    reasons = [] if own else _foreign_load(launch)
     if launch.throttled > 0:
         reasons.append(f"throttled {launch.throttled} times")
     if launch.major_faults > 0:
@@ -149,12 +165,13 @@ def contamination(launch: Launch) -> list[str]:
 def _foreign_load(launch: Launch) -> list[str]:
     reasons = []
     share, switches = launch.delay_share, launch.involuntary_switches / max(1, len(launch.step_s))
+    beside = "" if launch.others is None else f" beside others on {launch.others:.1f} cores"
     if share is not None and share > RUN_DELAY_LIMIT:
-        reasons.append(f"run-delay {100 * share:.1f} %")
+        reasons.append(f"run-delay {100 * share:.1f} %{beside}")
     if share is None and switches > SWITCHES_PER_STEP_LIMIT:
-        reasons.append(f"{switches:.1f} involuntary context switches per step")
+        reasons.append(f"{switches:.1f} involuntary context switches per step{beside}")
     if launch.cpu_pressure is not None and launch.cpu_pressure > CPU_PRESSURE_LIMIT:
-        reasons.append(f"CPU pressure {100 * launch.cpu_pressure:.1f} %")
+        reasons.append(f"CPU pressure {100 * launch.cpu_pressure:.1f} %{beside}")
     return reasons
 
 

@@ -274,12 +274,16 @@ def _on_adjustment(found: _Evidence) -> str:
     if found.adjusted:
         raw = stats.paired_ratio(found.raw_logs).ratio
         return f"as measured, run-delay included: time ratio {_times(raw)} ({_interval(found.raw_logs, 'slower')})."
-    crowded = next((launch for both in found.clean for launch in both if launch.crowded), None)
-    if crowded is None:
+    launches = [launch for both in found.clean for launch in both]
+    if any(launch.delay_share is None for launch in launches):
         return "run-delay was not recorded in every launch: times are as measured."
-    asked = f"{plural(crowded.nprocs, 'rank')} with {plural(max(1, crowded.threads), 'thread')} each"
-    cores = plural(crowded.cores or 0, "core")
-    return f"{crowded.arm} runs {asked} on {cores}: its run-delay is its own, none is subtracted."
+    own = next(launch for launch in launches if not adjustable(launch))
+    if own.quiet:
+        why = f"had the cores to itself (others used {own.others:.2f} of them)"
+    else:
+        asked = f"{plural(own.nprocs, 'rank')} with {plural(max(1, own.threads), 'thread')} each"
+        why = f"runs {asked} on {plural(own.cores or 0, 'core')}"
+    return f"{own.arm} {why}: its run-delay is its own, none is subtracted."
 
 
 # What this machine can tell apart

@@ -57,6 +57,7 @@ def launch_of(job: JobReport, machine: Mapping[str, str]) -> Launch:
         run_delay_s=_largest(windows, "run_delay_s"),
         step_delay_s=tuple(_step_delays(job)),
         cpu_pressure=None if pressure is None or not wall_s else pressure / wall_s,
+        others_s=_others_s(windows),
         throttled=int(_largest(windows, "throttled") or 0),
         major_faults=int(_largest(windows, "major_faults") or 0),
         involuntary_switches=int(_largest(windows, "involuntary_switches") or 0),
@@ -76,6 +77,13 @@ def _window(rank: RankResult) -> dict[str, float]:
         return {}
     first, last = at["warm"], at["last step"]
     return {k: last[k] - v for k, v in first.items() if k != "name" and v is not None and last[k] is not None}
+
+
+def _others_s(windows: Sequence[Mapping[str, float]]) -> float | None:
+    busy = _largest(windows, "busy_s")
+    if busy is None or not all("cpu_s" in window for window in windows):
+        return None
+    return max(0.0, busy - sum(window["cpu_s"] for window in windows))
 
 
 def _largest(windows: Sequence[Mapping[str, float]], name: str) -> float | None:
