@@ -236,10 +236,17 @@ def _machine() -> Machine:
     return Machine(**probe())
 
 
-def leave_group() -> None:
-    """Leave the process group, if there is one."""
-    if _group_exists():
-        sys.modules["torch.distributed"].destroy_process_group()
+def leave_group() -> object:
+    """Leave the process group, if there is one; return what to hold until no DDP is left that held it too.
+
+    A group's end waits for its threads. Where Python was the last to hold it, others may run meanwhile. Where DDP's reducer
+    was, they may not, and a thread that lets go of a tensor just then waits for ever.
+    """
+    if not _group_exists():
+        return None
+    group = sys.modules["torch.distributed"].group.WORLD
+    sys.modules["torch.distributed"].destroy_process_group()
+    return group
 
 
 def _leave_group_for_good() -> None:
@@ -248,9 +255,10 @@ def _leave_group_for_good() -> None:
     One that lets go of a tensor while the interpreter is torn down aborts the process: the rank would fail after its work. A
     model that lives as long as the script, in a variable of its module, still holds the group, as it does in torch.
     """
-    leave_group()
-    # The group lives on in a DDP that is in a reference cycle; its end waits for its threads.
+    group = leave_group()
+    # A process's first DDP is in a reference cycle.
     gc.collect()
+    del group
 
 
 def _device_without_group() -> str:

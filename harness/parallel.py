@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from harness.compress import MakeHook
 from harness.errors import ConfigError, HarnessError
-from harness.group import world_size
+from harness.group import require_one_model, world_size
 from harness.sparse import SparseTables, sparse_tables
 
 
@@ -77,6 +77,7 @@ class DataParallel(nn.Module):
 
     Raises:
         ConfigError: If a buffer size is not positive.
+        Mismatch: If the ranks' modules differ in names, types or shapes of tensors, or in which of them are trained.
     """
 
     _ddp: DistributedDataParallel | None = None
@@ -204,6 +205,7 @@ class DataParallel(nn.Module):
         self._wrapped_layout = _Layout.of(self)
         if self._wrapped_layout.world_size == 1 and not (self._reduction.wrap_one_rank and dist.is_initialized()):
             return
+        require_one_model(self.module, self.group)
         tables = sparse_tables(self.module)
         dense = [p for p in self.module.parameters() if p.requires_grad and not any(p is table for table in tables)]
         if dense:

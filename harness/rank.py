@@ -30,6 +30,9 @@ from harness.rundir import RunDir
 from harness.store import keep_store, offer_store
 from harness.task import run_task
 
+_held: list[object] = []
+"""The group that this process has left: held until the process ends by ``os._exit``, so that nothing waits for its threads."""
+
 
 def main(path: str, forked: bool = False) -> NoReturn:
     """Run this rank to its end, and end this process with its exit code.
@@ -202,7 +205,7 @@ def _part(run: RunDir, rank: int, world_size: int, record: Recorder) -> None:
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
     if rank == 0 and world_size > 1:
-        leave_group()
+        _held.append(leave_group())
         keep_store(run, world_size)
 
 

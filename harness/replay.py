@@ -325,14 +325,16 @@ class Reference:
         """Return loss and gradient of the global batch in this one process, without dropout.
 
         The batch goes through at once, where there is no BatchNorm. Otherwise it goes through in the parts over which the run
-        takes statistics: piece by piece, of each rank for itself or, synchronised, of all ranks together.
+        takes statistics: piece by piece, of each rank for itself or, synchronised, of all ranks together. So it does where each
+        forward leaves buffers for the next one, as ``spectral_norm`` does; each rank's first forward finds those of ``state``.
 
         Args:
             shards: Sample numbers of each rank, in rank order, a list for each piece.
             dtype: float64, or None for the run's own precision.
 
         Raises:
-            Unrepeatable: Forward draws other random numbers than dropout's, asks other ranks, or cannot run in float64.
+            Unrepeatable: Forward draws other random numbers than dropout's, asks other ranks, cannot run in float64, or leaves
+                for the next piece what depends on the samples.
         """
         with self._alone(), without_dropout(), exchanging(OneProcess()):
             try:
@@ -350,9 +352,25 @@ class Reference:
     ) -> tuple[float, Gradients]:
         model = self.model if dtype is None else self._wide
         self.narrowed = None
-        _restore(model, state)
+        total, weight = 0.0, 0.0
+        model.zero_grad(set_to_none=True)
+        for parts in self._chains(model, state, shards, dtype):
+            loss, number = self._forward(model, state, parts, dtype)
+            loss.backward()
+            total, weight = total + float(loss.detach()), weight + number
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(weight)
+        return total / weight, _gradients(model)
+
+    def _forward(
+        self, model: nn.Module, state: TrainingState, parts: Sequence[Sequence[int]], dtype: torch.dtype | None
+    ) -> tuple[Tensor, float]:
+        """Return the sum of losses over parts that go through one after the other, from ``state``, and their number."""
+        state.restore(model)
+        model.train()
         total, weight = torch.zeros((), dtype=torch.float64, device=self._device), 0.0
-        for part in self._parts(shards):
+        for part in parts:
             batch = self._load(part)
             before = value_digest(random_states())
             with Narrowing() as narrowing:
@@ -363,16 +381,47 @@ class Reference:
             number = float(items) if items is not None else float(len(part))
             total = total + (loss if items is not None else loss * number).double()
             weight += number
-        mean = total / weight
-        mean.backward()
-        return float(mean.detach()), _gradients(model)
+        return total, weight
 
-    def _parts(self, shards: Sequence[Sequence[Sequence[int]]]) -> list[list[int]]:
-        if not self.batch_norms:
-            return [[number for rank in shards for piece in rank for number in piece]]
-        if not (self._plan.sync_bn or all(isinstance(layer, SyncBatchNorm) for layer in self.batch_norms)):
-            return [list(piece) for rank in shards for piece in rank]
-        return [[number for piece in together for number in piece] for together in zip_longest(*shards, fillvalue=())]
+    def _chains(
+        self, model: nn.Module, state: TrainingState, shards: Sequence[Sequence[Sequence[int]]], dtype: torch.dtype | None
+    ) -> list[list[list[int]]]:
+        """Return the batch in parts that go through one after the other, a list for each time that buffers are restored."""
+        together = [[number for piece in pieces for number in piece] for pieces in zip_longest(*shards, fillvalue=())]
+        if self.batch_norms and not (self._plan.sync_bn or all(isinstance(layer, SyncBatchNorm) for layer in self.batch_norms)):
+            return [[list(piece) for piece in rank] for rank in shards if rank]
+        if self.batch_norms:
+            return [together]
+        if len(together) > 1 and self._leaves_buffers(model, state, shards, together, dtype):
+            return [together]
+        return [[[number for rank in shards for piece in rank for number in piece]]]
+
+    def _leaves_buffers(
+        self,
+        model: nn.Module,
+        state: TrainingState,
+        shards: Sequence[Sequence[Sequence[int]]],
+        together: Sequence[Sequence[int]],
+        dtype: torch.dtype | None,
+    ) -> bool:
+        """Return whether a forward changes buffers, which the next piece then finds.
+
+        Raises:
+            Unrepeatable: They depend on the samples: each rank has buffers of its own then, and the whole batch has others.
+        """
+        if not any(True for _ in model.buffers()):
+            return False
+        found = []
+        for part in (together[0], shards[0][0]):
+            with torch.no_grad():
+                self._forward(model, state, [part], dtype)
+            found.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+        whole, first = found
+        changed = [name for name, buffer in whole.items() if not torch.equal(buffer, state.model[name].to(buffer))]
+        wrong = next((name for name in changed if not torch.equal(whole[name], first[name])), None)
+        if wrong is not None:
+            raise Unrepeatable(f"forward leaves in '{wrong}' what depends on its samples, and the next piece starts from it")
+        return bool(changed)
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from harness.compress import comm_hook
 from harness.digest import kind_digests
 from harness.errors import ConfigError, HarnessError
 from harness.gradients import are_finite, clip_, gradient_values, scale_
+from harness.group import require_one_model
 from harness.loader import epoch_batches, load, to_device
 from harness.parallel import DataParallel, Reduction
 from harness.plan import TrainPlan
@@ -133,6 +134,7 @@ class Trainer:
 
     Raises:
         ConfigError: The data set is empty, or a batch leaves a rank without samples where that cannot work.
+        Mismatch: The recipe makes another model on some ranks.
     """
 
     def __init__(self, plan: TrainPlan, recipe: Recipe, dataset: Any, seat: Seat) -> None:
@@ -167,6 +169,7 @@ class Trainer:
                 f"{name}.model() has complex parameters, which would lose a part. Hold them as pairs of real ones."
             )
         model = model.to(self.seat.device, self.dtype)
+        require_one_model(model, None)
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"{name}.model() has no parameter to train.")
         if self.plan.sync_bn:

@@ -7,6 +7,8 @@ its own, so that one which leaves its ranks in disorder spoils no other.
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import importlib
 import os
 import subprocess
@@ -23,6 +25,7 @@ import torch
 import torch._dynamo  # the first optimizer of every rank would import it
 import torch.distributed as dist
 
+from harness.distributed import leave_group
 from harness.lifetime import children_die_with_this_process, die_with_parent
 from harness.trainer import Seat
 
@@ -71,6 +74,7 @@ def _read(folder: Path, size: int, rank: int) -> dict[str, Any]:
 def main(module: str, folder: Path, sizes: Sequence[int]) -> None:
     """Fork the ranks of each group and wait for them."""
     children_die_with_this_process()
+    gc.freeze()  # what a rank collects is its own alone
     cases = importlib.import_module(module).CASES
     for size in sizes:
         children = []
@@ -79,13 +83,19 @@ def main(module: str, folder: Path, sizes: Sequence[int]) -> None:
             if child == 0:
                 _rank(cases, Seat(rank, size, torch.device("cpu")), folder)
             children.append(child)
-        for child in children:
-            os.waitpid(child, 0)
+        for _ in children:
+            ended, status = os.wait()
+            if status:
+                # The others would wait for it in every case that is left.
+                print(f"rank {children.index(ended)} of {size} ended with {os.waitstatus_to_exitcode(status)}", file=sys.stderr)
+                os._exit(1)
 
 
 def _rank(cases: dict[str, Any], seat: Seat, folder: Path) -> None:
     try:
         die_with_parent(os.getppid())
+        faulthandler.enable()
+        faulthandler.dump_traceback_later(TIMEOUT_S / 2, exit=True)
         torch.set_num_threads(1)
         results = {name: _outcome(name, case, seat, folder) for name, case in cases.items()}
         aside = folder / f"aside-{seat.world_size}-{seat.rank}"
@@ -111,7 +121,9 @@ def _outcome(name: str, case: Any, seat: Seat, folder: Path) -> Any:
     except BaseException:
         return Raised(traceback.format_exc())
     finally:
-        dist.destroy_process_group()
+        group = leave_group()
+        gc.collect()
+        del group
         if "CASE_TIMES" in os.environ and seat.rank == 0:
             print(f"{seat.world_size} ranks, {name}: {time.monotonic() - begin:.2f} s", file=sys.stderr)
 

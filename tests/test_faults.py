@@ -17,6 +17,7 @@ import torch.distributed as dist
 import yaml
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
@@ -324,6 +325,38 @@ class BiasBeforeBatchNorm(toys.Points):
         return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
 
 
+class Normed(toys.Points):
+    """Each forward takes a step towards the weight's norm, and leaves it in buffers."""
+
+    def __init__(self, old: bool = False, **settings):
+        super().__init__(**settings)
+        self.old = old
+
+    def model(self):
+        model = super().model()
+        (nn.utils if self.old else parametrizations).spectral_norm(model[0])
+        return model
+
+
+class Codes(nn.Module):
+    """Keeps a mean of what it has seen, and adds it to what it returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(5))
+
+    def forward(self, x):
+        if self.training:
+            self.seen = self.seen.lerp(x.detach().mean(0).to(self.seen), 0.1)
+        return x + self.seen.detach()
+
+
+class Remembering(toys.Points):
+    def model(self):
+        model = super().model()
+        return nn.Sequential(model[0], model[1], Codes(), model[-1])
+
+
 class Keeping(nn.Sequential):
     def train(self, mode=True):
         super().train(mode)
@@ -401,6 +434,16 @@ USERS = {
 CORRECT = {
     "plain": {},
     "bias before sync_bn": {"recipe": mine("BiasBeforeBatchNorm", count=48), "sync_bn": True, "global_batch_size": 12},
+    "spectral norm": {"recipe": mine("Normed", count=48), "grad_accumulation": 3, "clip_norm": 0.05},
+    "old spectral norm, float64": {
+        "recipe": mine("Normed", old=True, count=48, dtype="float64"),
+        "precision": "float64",
+        "grad_accumulation": 2,
+    },
+    "spectral norm beside BatchNorm": {"recipe": mine("Normed", batch_norm=True)},
+    "spectral norm beside BatchNorm, accumulated": {"recipe": mine("Normed", batch_norm=True), "grad_accumulation": 2},
+    "spectral norm beside sync_bn": {"recipe": mine("Normed", batch_norm=True), "sync_bn": True, "grad_accumulation": 2},
+    "remembers what it has seen": {"recipe": mine("Remembering"), "grad_accumulation": 2},
     "kept in evaluation mode": {"recipe": mine("KeepsEvaluating", dropout=0.5)},
     "loss in float32": {"recipe": mine("LossInFloat32")},
     "autocast of its own": {"recipe": mine("OwnAutocast")},
@@ -588,6 +631,15 @@ def test_every_fault_is_caught_by_its_rung(outcomes, name, size):
 def test_no_correct_run_is_accused(outcomes, name, size):
     fired, _, said = outcomes.of(size, f"correct: {name}")[0]
     assert fired is None, said
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("size", SIZES)
+def test_buffers_that_one_forward_leaves_the_next_are_followed(outcomes, size):
+    for name, status in {"spectral norm": "passed", "remembers what it has seen": "not checked"}.items():
+        _, rungs, said = outcomes.of(size, f"correct: {name}")[0]
+        assert rungs["R7"] == status, said
+    assert "forward leaves in '2.seen' what depends on its samples, and the next piece starts from it" in "\n".join(said)
 
 
 @pytest.mark.ranks

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.batchnorm import SyncBatchNorm, convert_sync_batchnorm
-from harness.errors import ConfigError, HarnessError
+from harness.errors import ConfigError, HarnessError, Mismatch
 from harness.parallel import DataParallel
 
 BATCH = 6  # divides by 2 and by 3
@@ -567,7 +567,38 @@ def _small_convolution() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).double()
 
 
-OTHER = [_single_value, _float32_far_from_zero, _bfloat16_autocast, _local_gradients, _group_of_two]
+# What the last rank has of its own -> what is said of it.
+ODD_MODELS: dict[str, tuple[Callable[[nn.Linear], Any], str]] = {
+    "frozen": (
+        lambda m: m.weight.requires_grad_(False),
+        "'weight' is trained (float32 [2, 4]) on rank 0 and frozen (float32 [",
+    ),
+    "all frozen": (lambda m: m.requires_grad_(False), "'weight' is trained (float32 [2, 4]) on rank 0 and frozen (float32 ["),
+    "shape": (lambda m: setattr(m, "weight", nn.Parameter(torch.ones(2, 3))), "and trained (float32 [2, 3]) on rank "),
+    "dtype": (lambda m: m.double(), "'weight' is trained (float32 [2, 4]) on rank 0 and trained (float64 [2, 4]) on rank "),
+    "a parameter more": (
+        lambda m: m.register_parameter("more", nn.Parameter(torch.ones(1))),
+        "has 'more', and rank 0 lacks it",
+    ),
+    "a buffer more": (lambda m: m.register_buffer("more", torch.ones(1)), "has 'more', and rank 0 lacks it"),
+    "a parameter fewer": (lambda m: m.register_parameter("bias", None), "only rank 0 has 'bias', and rank "),
+    "another name": (lambda m: m.register_parameter("other", m._parameters.pop("bias")), "has 'other' where rank 0 has 'bias'"),
+}
+
+
+def _odd_models(run: Run) -> Result:
+    found = {}
+    for name, (change, _) in ODD_MODELS.items():
+        module = nn.Linear(4, 2)
+        if run.rank == run.world_size - 1:
+            change(module)
+        with pytest.raises(Mismatch) as refused:
+            DataParallel(module)
+        found[name] = (str(refused.value), refused.value.is_consequence)
+    return found
+
+
+OTHER = [_odd_models, _single_value, _float32_far_from_zero, _bfloat16_autocast, _local_gradients, _group_of_two]
 OTHER_CASES = {function.__name__: function for function in OTHER}
 
 
@@ -709,6 +740,15 @@ def test_buckets_have_the_sizes_asked_for(ranks: Ranks) -> None:
 def test_refusals_name_the_parameter_and_the_type(ranks: Ranks) -> None:
     assert "b.bias, b.weight" in ranks.of("refuses_replaced_parameters")[0]["info error"]
     assert "returns object" in ranks.of("refuses_an_output_without_tensors")[0]["info error"]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", ODD_MODELS)
+def test_ranks_with_different_models_are_told_what_differs(ranks: Ranks, name: str) -> None:
+    results = [result[name] for result in ranks.of("_odd_models")]
+    assert [is_consequence for _, is_consequence in results] == [True] * (len(results) - 1) + [False]
+    for said, _ in results:
+        assert said.startswith("The ranks do not have the same model: ") and ODD_MODELS[name][1] in said
 
 
 @pytest.mark.ranks

@@ -133,11 +133,13 @@ _ABOUT: Mapping[str, _About] = {
     "R7": _About(
         "mathematics", "declared", 1,
         "shards of unequal size are averaged as if they were equal, losses of tokens are normalised on each rank, the "
-        "divisor is wrong, or loss() of the recipe returns a sum, where it must return the mean or (sum, count)",
+        "divisor is wrong, loss() of the recipe returns a sum, where it must return the mean or (sum, count), or the loss or a "
+        "layer looks across the samples of a batch (pairs, statistics), of which a rank has only its part",
     ),
     "R8": _About(
         "precision", "measured", 4,
-        "loss() of the recipe returns a sum, where it must return the mean or (sum, count), or draws random numbers; or mixed "
+        "loss() of the recipe returns a sum, where it must return the mean or (sum, count), or draws random numbers; the loss "
+        "or a layer looks across the samples of a batch (pairs, statistics), of which a rank has only its part; or mixed "
         "precision, TF32 or a reduction in 16 bits loses more than one process in the same precision does",
     ),
     "R9": _About(
