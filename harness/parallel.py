@@ -252,9 +252,18 @@ class _Layout:
 
     @classmethod
     def of(cls, model: DataParallel) -> _Layout:
-        parameters = tuple(model.parameters())
+        parameters = [p for p in _collected(model, []) if p is not None]
         kinds = tuple((p.requires_grad, p.dtype, p.device) for p in parameters)
         return cls(world_size(model.group), tuple(map(id, parameters)), kinds)
+
+
+def _collected(module: nn.Module, found: list[nn.Parameter | None]) -> list[nn.Parameter | None]:
+    """Return ``found`` and all parameters, shared ones each time. Every forward asks, and ``parameters()`` is slow."""
+    found.extend(module._parameters.values())
+    for child in module._modules.values():
+        if child is not None:
+            _collected(child, found)
+    return found
 
 
 def _replaced_message(known: Mapping[str, nn.Parameter], present: Mapping[str, nn.Parameter]) -> str:

@@ -315,7 +315,7 @@ class Trainer:
         """Run forward and backward over this rank's pieces, the last of which reduces; return sum and number of losses."""
         self.loss_module.alarm.grad = None
         parts = loaded or [(0, None)]
-        losses: list[Tensor] = []
+        losses: list[tuple[Tensor, int]] = []
         counts: list[float | Tensor] = []
         for number, (size, piece) in enumerate(parts):
             last = number == len(parts) - 1
@@ -324,9 +324,9 @@ class Trainer:
                 loss, items = self._forward(on_device)
                 self._agree_on_kind(items is not None, has_samples=size > 0)
                 self.backward(loss, items, size, len(batch))
-            losses.append(loss.detach().double() * (1 if items is not None else size))
+            losses.append((loss.detach(), 1 if items is not None else size))
             counts.append(size if items is None else items.detach())
-        return sum(float(loss) for loss in losses), sum(float(count) for count in counts)
+        return sum(float(loss) * number for loss, number in losses), sum(float(count) for count in counts)
 
     def _forward(self, batch: Any) -> tuple[Tensor, Tensor | None]:
         try:

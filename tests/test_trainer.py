@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from harness.batchnorm import convert_sync_batchnorm
 from harness.digest import state_digests
 from harness.errors import ConfigError
 from harness.gradients import clip_, gradient_values
-from harness.loader import epoch_batches
+from harness.loader import epoch_batches, load
 from harness.plan import Ddp, TrainPlan
 from harness.recipe import make_recipe
 from harness.seeds import derive, seed_everything
@@ -648,3 +648,21 @@ def test_synchronised_batch_norm_needs_as_many_pieces_on_every_rank() -> None:
     made._check_synchronised([range(6)])
     with pytest.raises(ConfigError, match="a batch of 5 is not enough for nprocs=2 times grad_accumulation=3"):
         made._check_synchronised([range(6), range(5)])
+
+
+def test_rows_of_tensors_are_what_torch_stacks_sample_by_sample() -> None:
+    images = toys.numbers(9, 2, 3, 4)
+    kinds = (
+        images,
+        images.to(memory_format=torch.channels_last),
+        images.transpose(1, 3),
+        images[:, :, 0, 0] > 0,
+        torch.arange(9),
+    )
+    dataset = TensorDataset(*kinds)
+    batches = [(8, 0, 3), (1,), (2, 2)]
+    stacked = DataLoader(dataset, batch_sampler=batches)
+    for mine, theirs in zip(load(dataset, batches, toys.Points(), 0, 0), stacked, strict=True):
+        assert type(mine) is type(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            assert torch.equal(one, other) and (one.dtype, one.stride()) == (other.dtype, other.stride())
