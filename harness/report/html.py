@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.report import table as tables
 from harness.report.bandwidth import bandwidth_table
 from harness.report.markdown import summary
-from harness.report.notes import causes, how_sure, notes
+from harness.report.notes import explained, how_sure, notes
 from harness.report.pictures import Picture, read_pictures
 from harness.report.rungs import Ladder, ladders
 from harness.report.sweep_report import JobReport, SweepReport
@@ -158,7 +158,7 @@ def _verdict(job: JobReport) -> str:
     where = _pairs((name, str(value)) for name, value in (failed.where or {}).items())
     return (
         f"<p><strong>Job {job.plan.job}: FAILED {escape(failed.name)} ({escape(failed.title)}).</strong> "
-        f"{escape(failed.detail + causes(failed))}</p>{where}"
+        f"{escape(explained(failed))}</p>{where}"
     )
 
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+from harness.compare.rung import Rung
 from harness.report import table as tables
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.rundir import write_whole
@@ -25,8 +26,9 @@ class Junit:
 
 def sweep_junit(sweep: SweepReport) -> str:
     """Return the report of a sweep as JUnit's XML."""
-    states = [tables.state(job) for job in sweep.jobs]
-    counts = {"tests": len(states), "failures": states.count("red"), "errors": states.count("failed"), "skipped": 0}
+    failures = sum(_red(job) is not None for job in sweep.jobs)
+    errors = sum(_red(job) is None and job.result.status != "ok" for job in sweep.jobs)
+    counts = {"tests": len(sweep.jobs), "failures": failures, "errors": errors, "skipped": 0}
     numbers = {name: str(count) for name, count in counts.items()}
     suite = ElementTree.Element("testsuite", {"name": f"sweep {Path(sweep.folder).name}", **numbers})
     for job in sweep.jobs:
@@ -42,14 +44,18 @@ def _case(job: JobReport, sweep: SweepReport) -> ElementTree.Element:
     seconds = {} if math.isnan(wall_s) else {"time": f"{wall_s:.3f}"}
     name = _clean(f"{job.plan.job} {tables.run_name(job, sweep.jobs)}")
     case = ElementTree.Element("testcase", {"classname": "job", "name": name, **seconds})
-    if job.result.status != "ok":
-        _problem(case, "error", job.result.message, _trace(job))
-    elif tables.state(job) == "red":
-        assert job.correctness is not None and job.correctness.failed is not None
-        rung = job.correctness.failed
+    rung = _red(job)
+    if rung is not None:
         _problem(case, "failure", f"{rung.name} {rung.title}: {rung.detail}", str(dict(rung.where or {})))
+    elif job.result.status != "ok":
+        _problem(case, "error", job.result.message, _trace(job))
     ElementTree.SubElement(case, "system-out").text = _clean(f"{job.folder}\n{tables.verified_cell(job)}")
     return case
+
+
+def _red(job: JobReport) -> Rung | None:
+    """Return the rung that is red; it stopped the run too, where the plan is to stop then."""
+    return job.correctness.failed if job.correctness is not None else None
 
 
 def _problem(case: ElementTree.Element, kind: str, message: str, text: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.compare.correctness import Rung
 from harness.report import table as tables
 from harness.report.bandwidth import bandwidth_table
-from harness.report.notes import causes, failures, how_sure, notes
+from harness.report.notes import explained, failures, how_sure, notes
 from harness.report.pictures import read_pictures
 from harness.report.rungs import ladders
 from harness.report.sweep_report import SweepReport
@@ -91,7 +91,7 @@ def _localised(rung: Rung) -> str:
     if rung.threshold is not None:
         rows.append(("may be at most", f"{rung.threshold:.6g} ({rung.origin})"))
     lines = [f"| {_escaped(name)} | {_escaped(value)} |" for name, value in rows]
-    return "\n".join(["| | |", "|---|---|", *lines, "", _escaped(rung.detail + causes(rung))]).rstrip()
+    return "\n".join(["| | |", "|---|---|", *lines, "", _escaped(explained(rung))]).rstrip()
 
 
 def _escaped(text: str) -> str:

@@ -143,12 +143,12 @@ def why_red(job: JobReport) -> str:
     """Return what failed in a red verdict, where, and what usually causes it."""
     assert job.correctness is not None and job.correctness.failed is not None
     rung = job.correctness.failed
-    return f"FAILED {rung.name} ({rung.title}){place(rung)}: {rung.detail}{causes(rung)}"
+    return f"FAILED {rung.name} ({rung.title}){place(rung)}: {explained(rung)}"
 
 
-def causes(rung: Rung) -> str:
-    """Return what usually causes a red rung, as a sentence with a space before it."""
-    return f" Usual causes: {rung.causes}" if rung.causes else ""
+def explained(rung: Rung) -> str:
+    """Return what a red rung saw, and what usually causes it, in sentences."""
+    return f"{rung.detail}." + (f" Usual causes: {rung.causes}." if rung.causes else "")
 
 
 def failures(sweep: SweepReport) -> list[str]:
