@@ -138,6 +138,12 @@ def wait_for(path):
     return True
 
 
+def tell_and_wait_for(folder, go):
+    """Say that this rank is here, and wait until a file exists."""
+    Path(folder, f"here-{harness.ParallelEnv().rank}").touch()
+    return wait_for(go)
+
+
 def pid_then_wait(folder):
     rank = harness.ParallelEnv().rank
     aside = Path(folder, f"{rank}.tmp")

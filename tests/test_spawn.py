@@ -577,6 +577,23 @@ def test_an_endless_message_is_cut_where_it_is_recorded(tmp_path):
 
 
 @pytest.mark.ranks
+def test_ranks_outlive_the_thread_that_started_them(tmp_path):
+    contexts = []
+
+    def start():
+        call = (calls.tell_and_wait_for, (str(tmp_path), str(tmp_path / "go")))
+        contexts.append(spawn(*call, nprocs=2, start_method="spawn", join=False))
+        for rank in range(2):
+            calls.wait_for(str(tmp_path / f"here-{rank}"))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    (tmp_path / "go").touch()
+    contexts[0].join()
+    assert contexts[0].return_values() == [True, True]
+
+
 def test_threads_each_have_a_run():
     def one(number):
         return [harness.spawn(calls.give, args=(number,), nprocs=2, backend="gloo").return_values() for _ in range(3)]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from harness.environ import PARENT, RankEnvironment
 from harness.plan import RunPlan
 from harness.rundir import RunDir
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 
 class Process(Protocol):
@@ -72,16 +77,22 @@ class OwnProcess:
     def _open(
         command: Sequence[str], environment: Mapping[str, str], cwd: str, output: IO[bytes], pass_fds: Sequence[int]
     ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            command,
-            env={**environment, PARENT: str(os.getpid())},
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            pass_fds=pass_fds,
-        )
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                command,
+                env={**environment, PARENT: str(os.getpid())},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
+
+        if threading.get_native_id() == os.getpid():
+            return start()
+        # The kernel has a child end with the thread that forked it, and this thread may end before its ranks.
+        return _lasting_thread().submit(start).result()
 
     def poll(self) -> int | None:
         """Return the exit code, after whatever is left of the process group has been ended."""
@@ -96,6 +107,17 @@ class OwnProcess:
     def fileno(self) -> int:
         """Return the descriptor that becomes readable at its end."""
         return self._pidfd
+
+
+@functools.cache
+def _lasting_thread() -> Executor:
+    """Return what runs a function in a thread that lasts as long as this process."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(1, "harness-starts")
+
+
+os.register_at_fork(after_in_child=_lasting_thread.cache_clear)
 
 
 def _pidfd_of(pid: int) -> int:
