@@ -533,6 +533,18 @@ def test_ranks_at_the_end_of_the_program(tmp_path, daemon, output):
     assert (done.returncode, done.stdout) == (0, output), done.stderr
 
 
+@pytest.mark.ranks
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_flags_of_the_interpreter_reach_the_ranks(tmp_path, method):
+    script = tmp_path / "app.py"
+    script.write_text(
+        "import harness, sys\n\ndef f():\n    assert False\n    return sys.flags.optimize, sys.warnoptions, sys._xoptions\n\n"
+        f"if __name__ == '__main__':\n    print(harness.spawn(f, nprocs=1, start_method={method!r}).return_values())\n"
+    )
+    done = run_script(script, "-O", "-W", "error::UserWarning", "-X", "utf8")
+    assert done.stdout == "[(1, ['error::UserWarning'], {'utf8': True})]\n", done.stderr
+
+
 def test_public_names_and_defaults():
     import inspect
 

@@ -148,8 +148,12 @@ def start_each(starts: Iterable[Callable[[], Process]]) -> list[Process]:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of ours in a fresh interpreter, in which files of the cwd hide no module."""
-    return [sys.executable, "-P", "-m", module, *arguments]
+    """Return the command that runs a module of ours in a fresh interpreter, in which files of the cwd hide no module.
+
+    Flags of this interpreter (``-O``, ``-W``, ``-X``) are that one's too, as ``multiprocessing`` has it.
+    """
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, "-P", "-m", module, *arguments]
 
 
 def rank_environment(environment: Mapping[str, str], rank: int, nprocs: int) -> dict[str, str]:
