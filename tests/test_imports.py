@@ -43,6 +43,7 @@ BELOW_THE_TORCH_LINE = {
         "loader",
         "narrowing",
         "parallel",
+        "partition",
         "profiling",
         "recipe",
     ),
