@@ -28,13 +28,14 @@ from harness.faults.inject import seated, trainers
 from harness.faults.seams import DoesNotApply
 from harness.faults.table import FAULTS
 from harness.gradients import clip_, gradient_values
+from harness.group import as_one_process
 from harness.loader import collate_of, epoch_batches, to_device
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe, make_scheduler
 from harness.record import FORMAT
 from harness.rundir import write_json
 from harness.seeds import derive, seed_everything, seed_rank
-from harness.state import undisturbed_random
+from harness.state import in_precision, undisturbed_random
 from harness.trainer import DTYPES, Seat, Trainer
 from harness.verify import Verification
 
@@ -185,6 +186,11 @@ def _tell(rank: Rank, number: int, fault: str, trial: Trial | None) -> None:
 
 def train_alone(plan: TrainPlan, dataset: Any, device: torch.device, steps: int) -> Alone:
     """Train one process on whole global batches, as a plain loop does."""
+    with as_one_process():
+        return _train_alone(plan, dataset, device, steps)
+
+
+def _train_alone(plan: TrainPlan, dataset: Any, device: torch.device, steps: int) -> Alone:
     recipe = make_recipe(plan.recipe)
     model, losses = _born(recipe, plan, device), []
     optimizer = recipe.optimizer(model)
@@ -210,7 +216,7 @@ def train_alone(plan: TrainPlan, dataset: Any, device: torch.device, steps: int)
 def _born(recipe: Recipe, plan: TrainPlan, device: torch.device) -> nn.Module:
     recipe.dataset()  # the model may need what it finds out
     seed_everything(derive(plan.seed, "model"))
-    model = recipe.model().to(device, DTYPES[plan.precision]).train()
+    model = in_precision(recipe.model(), device, DTYPES[plan.precision]).train()
     seed_rank(plan.seed, 0)
     return model
 

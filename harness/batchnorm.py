@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,6 +102,38 @@ def synchronised(module: nn.Module) -> Iterator[None]:
     finally:
         for layer, kind in kinds.items():
             layer.__class__ = kind
+
+
+def has_local_statistics(module: nn.Module) -> bool:
+    """Return whether a BatchNorm in ``module`` normalises the batch of its own rank alone."""
+    return any(isinstance(m, _BatchNorm) and not isinstance(m, SyncBatchNorm | nn.SyncBatchNorm) for m in module.modules())
+
+
+@contextmanager
+def with_fixed_statistics(module: nn.Module) -> Iterator[None]:
+    """Have every BatchNorm in ``module`` take its running statistics meanwhile, mean 0 and variance 1 where it keeps none.
+
+    A sample's output then depends on no other sample.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    trained = [layer for layer in layers if layer.training]
+    without = [layer for layer in layers if layer.running_mean is None]
+    for layer in trained:
+        layer.training = False
+    for layer in without:
+        layer.forward = partial(_as_if_normal, layer)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for layer in trained:
+            layer.training = True
+        for layer in without:
+            del layer.forward
+
+
+def _as_if_normal(layer: _BatchNorm, input: Tensor) -> Tensor:
+    mean, var = input.new_zeros(layer.num_features), input.new_ones(layer.num_features)
+    return F.batch_norm(input, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
 
 
 def convert_sync_batchnorm(module: nn.Module, group: ProcessGroup | None = None) -> nn.Module:

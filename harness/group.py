@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 
 import torch
@@ -10,14 +13,33 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.parameter import is_lazy
 
+from harness.environ import RankEnvironment
 from harness.errors import Mismatch
+
+_size_of = dist.get_world_size if dist.is_available() else None
+"""Torch's own, whatever :func:`as_one_process` puts in its place for a recipe."""
+
+
+@contextmanager
+def as_one_process() -> Iterator[None]:
+    """Have code that asks torch, or the environment, for its rank and the number of ranks hear 0 and 1 meanwhile."""
+    variables = {name: value for name, value in RankEnvironment().variables().items() if name in os.environ}
+    before, functions = {name: os.environ[name] for name in variables}, (dist.get_rank, dist.get_world_size)
+    os.environ.update(variables)
+    dist.get_rank, dist.get_world_size = (lambda group=None: 0), (lambda group=None: 1)
+    try:
+        yield
+    finally:
+        dist.get_rank, dist.get_world_size = functions
+        os.environ.update(before)
 
 
 def world_size(group: ProcessGroup | None) -> int:
     """Return the number of ranks in the group; 1 before initialisation and on a rank outside the group."""
     if not (dist.is_available() and dist.is_initialized()):
         return 1
-    return max(1, dist.get_world_size(group))
+    assert _size_of is not None
+    return max(1, _size_of(group))
 
 
 def all_gather(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
@@ -38,15 +60,15 @@ def require_one_model(model: nn.Module, group: ProcessGroup | None) -> None:
     described: list[list[tuple[str, str]]] = [[]] * world_size(group)
     if len(described) == 1:
         return
-    dist.all_gather_object(described, _described(model), group=group)
+    dist.all_gather_object(described, described_tensors(model), group=group)
     rank, differing = next(((r, other) for r, other in enumerate(described) if other != described[0]), (0, described[0]))
     if rank:
-        found = next(both for both in zip_longest(described[0], differing) if both[0] != both[1])
-        said = f"The ranks do not have the same model: {_difference(*found, rank)}. Make it alike on all ranks."
-        raise Mismatch(said, is_consequence=dist.get_rank(group) != rank)
+        said = f"The ranks do not have the same model: {difference(described[0], differing, 'rank 0', f'rank {rank}')}."
+        raise Mismatch(f"{said} Make it alike on all ranks.", is_consequence=dist.get_rank(group) != rank)
 
 
-def _described(model: nn.Module) -> list[tuple[str, str]]:
+def described_tensors(model: nn.Module) -> list[tuple[str, str]]:
+    """Return name and kind of each parameter, then of each buffer: whether it is trained, its type and shape."""
     kinds = ((name, "trained" if p.requires_grad else "frozen", p) for name, p in model.named_parameters())
     buffers = ((name, "a buffer", b) for name, b in model.named_buffers())
     return [(name, f"{kind} ({_shape(tensor)})") for name, kind, tensor in (*kinds, *buffers)]
@@ -58,10 +80,12 @@ def _shape(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _difference(first: tuple[str, str] | None, other: tuple[str, str] | None, rank: int) -> str:
-    if first is None or other is None:
-        name, has, lacks = (other[0], rank, 0) if other is not None else (first[0] if first else "", 0, rank)
-        return f"only rank {has} has '{name}', and rank {lacks} lacks it"
-    if first[0] != other[0]:
-        return f"rank {rank} has '{other[0]}' where rank 0 has '{first[0]}'"
-    return f"'{first[0]}' is {first[1]} on rank 0 and {other[1]} on rank {rank}"
+def difference(mine: list[tuple[str, str]], theirs: list[tuple[str, str]], one: str, other: str) -> str:
+    """Return in words the first thing in which two models differ, which ``one`` and ``other`` have."""
+    ours, his = next(both for both in zip_longest(mine, theirs) if both[0] != both[1])
+    if ours is None or his is None:
+        name, has, lacks = (his[0], other, one) if ours is None else (ours[0], one, other)
+        return f"only {has} has '{name}', and {lacks} lacks it"
+    if ours[0] != his[0]:
+        return f"{other} has '{his[0]}' where {one} has '{ours[0]}'"
+    return f"'{ours[0]}' is {ours[1]} on {one} and {his[1]} on {other}"

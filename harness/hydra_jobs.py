@@ -32,6 +32,7 @@ from harness.placement import Placement, place
 from harness.plan import METHODS, START_METHODS, RunPlan, Task, TrainPlan
 from harness.record import RunResult
 from harness.report.folder import SweepDir, job_report, whole_sweep
+from harness.report.notes import failed_launches
 from harness.report.reporter import Reporters
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.request import machine
@@ -200,7 +201,7 @@ def plan_one(one: Composed, task: Task) -> Job:
         )
     threads = _try(lambda: wanted_threads(environ, settings["threads"], usable_cores(), nprocs), problems)
     train = TrainPlan.from_config(settings["train"]) if settings["train"] else None
-    problems += [*train.problems(nprocs), *_two_lengths(one)] if train else []
+    problems += [*train.problems(nprocs), *_two_lengths(one), *_nothing_measured(train, settings["pairs"])] if train else []
     if problems or placement is None or threads is None:
         raise ConfigError.of(problems)
     plan = RunPlan(
@@ -266,6 +267,16 @@ def _two_lengths(one: Composed) -> list[str]:
     return [f"{' and '.join(given)} exclude each other: give one of them."] if len(given) == 2 else []
 
 
+def _nothing_measured(train: TrainPlan, pairs: int) -> list[str]:
+    """Return a sentence where launches are to be compared by their measured steps, and would have none."""
+    if pairs <= 0 or train.steps is None or not 1 <= train.steps <= train.warmup_steps:
+        return []
+    return [
+        f"compare.pairs={pairs} compares measured steps, and steps={train.steps} leaves none after warmup_steps="
+        f"{train.warmup_steps}: use steps={train.warmup_steps + 1} or more."
+    ]
+
+
 def _place(settings: Mapping[str, Any], environ: Mapping[str, str]) -> Placement:
     devices = settings["devices"]
     listed = ",".join(map(str, devices)) if isinstance(devices, list) else devices
@@ -311,14 +322,23 @@ def _run_all(context: HydraContext, function: TaskFunction, composed: list[Compo
 
 
 def fail_the_red(report: SweepReport, jobs: Sequence[Job], returns: Sequence[JobReturn]) -> None:
-    """Fail the jobs that are red by what could be compared only afterwards: training with verification, run with run."""
-    verdicts = {job.plan.job: job.correctness for job in report.jobs}
+    """Fail the jobs that were well by themselves, and are not by what came afterwards.
+
+    That is what could be compared only then (training with verification, run with run), and launches for a comparison.
+    """
+    reports = {job.plan.job: job for job in report.jobs}
     for job, answer in zip(jobs, returns, strict=True):
-        verdict = verdicts.get(job.plan.job)
-        stops = job.plan.train is not None and job.plan.train.on_mismatch == "stop"
-        if verdict is not None and verdict.failed is not None and stops and answer.status == JobStatus.COMPLETED:
+        problems = _found_late(reports[job.plan.job]) if job.plan.job in reports else []
+        if problems and answer.status == JobStatus.COMPLETED:
             answer.status = JobStatus.FAILED
-            answer.return_value = JobFailed("\n".join(verdict.sentences()))
+            answer.return_value = JobFailed("\n".join(problems))
+
+
+def _found_late(job: JobReport) -> list[str]:
+    verdict, train = job.correctness, job.plan.train
+    red = verdict is not None and verdict.failed is not None and train is not None and train.on_mismatch == "stop"
+    failed = failed_launches(job)
+    return [*(verdict.sentences() if verdict is not None and red else []), *([failed] if failed else [])]
 
 
 def with_reference(job: Job, done: Sequence[JobReport]) -> Job:

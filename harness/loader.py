@@ -23,7 +23,10 @@ def load(dataset: Dataset[Any], batches: Sequence[Sequence[int]], recipe: Recipe
         seed: Of the workers' random streams, of which each batch has its own: they do not depend on the number of workers, nor
             on the step that training was resumed at.
     """
-    if not num_workers and type(dataset) is TensorDataset and getattr(recipe, "collate", None) is None:
+    own_collate = getattr(recipe, "collate", None) is not None
+    if type(dataset) is TensorDataset and not (
+        num_workers or own_collate or any(t.layout != torch.strided for t in dataset.tensors)
+    ):
         return _rows(dataset.tensors, batches)
     loader = DataLoader(
         _Seeded(dataset, seed) if num_workers else dataset,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,8 +19,8 @@ class Reading:
         t: CLOCK_MONOTONIC, in seconds.
         run_delay_s: How long this rank's main thread was ready and did not get a core.
         pressure_s: How long some task of the machine waited for a core (``/proc/pressure/cpu``).
-        cpu_s: CPU time of this rank, all threads.
-        busy_s: CPU time of the whole machine, all cores, as sampled by the kernel's ticks (``/proc/stat``).
+        cpu_s: CPU time of this rank, all threads, and of its child processes, such as data workers.
+        busy_s: How long the cores that this rank may use were not idle, added up (``/proc/stat``).
         throttled: How often the control group held its processes back.
         major_faults: Page faults that read a disk.
         involuntary_switches: How often the kernel took the core away.
@@ -62,12 +63,32 @@ class Meter:
             t=time.monotonic(),
             run_delay_s=self.run_delay_s(),
             pressure_s=_pressure_s(),
-            cpu_s=usage.ru_utime + usage.ru_stime,
+            cpu_s=usage.ru_utime + usage.ru_stime + _children_s(),
             busy_s=_busy_s(),
             throttled=_throttled(),
             major_faults=usage.ru_majflt,
             involuntary_switches=usage.ru_nivcsw,
         )
+
+
+def _children_s(processes: Path = Path("/proc")) -> float:
+    """Return the CPU time of this process's children: of those that have ended, and of those that are alive."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    alive = 0.0
+    for children in (processes / "self" / "task").glob("*/children"):
+        for pid in _read(children).split():
+            # The name before the last parenthesis may hold spaces; after it the 3rd field comes first.
+            fields = _read(processes / pid / "stat").rpartition(")")[2].split()
+            alive += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return ended.ru_utime + ended.ru_stime + alive
+
+
+def _read(path: Path) -> str:
+    """Return the text of a file; empty where there is none, or no longer."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _pressure_s(path: Path = Path("/proc/pressure/cpu")) -> float | None:
@@ -79,13 +100,22 @@ def _pressure_s(path: Path = Path("/proc/pressure/cpu")) -> float | None:
 
 
 def _busy_s(path: Path = Path("/proc/stat")) -> float | None:
+    usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     try:
-        total, *cores = (line for line in path.read_text().splitlines() if line.startswith("cpu"))
-        idle, waiting_for_disk = map(int, total.split()[4:6])
+        total, *cores = (line.split() for line in path.read_text().splitlines() if line.startswith("cpu"))
+        mine = [core for core in cores if core[0] in usable]
+        # The total is rounded once, and not core by core.
+        idle = sum(int(ticks) for line in ([total] if len(mine) == len(cores) else mine) for ticks in _idle(line))
     except (OSError, ValueError):
         return None
     # Not the fields that say who was busy: ticks sample those, and miss threads that run for less than a tick.
-    return len(cores) * time.monotonic() - (idle + waiting_for_disk) / os.sysconf("SC_CLK_TCK")
+    return len(mine) * time.monotonic() - idle / os.sysconf("SC_CLK_TCK")
+
+
+def _idle(line: Sequence[str]) -> tuple[str, str]:
+    """Return the two fields of a line of ``/proc/stat`` that count idleness, of which one is spent waiting for a disk."""
+    nothing_to_do, waiting_for_disk = line[4:6]
+    return nothing_to_do, waiting_for_disk
 
 
 def _throttled(root: Path = Path("/sys/fs/cgroup")) -> int:

@@ -172,12 +172,14 @@ class Trial:
         pair: The pair that it belongs to.
         replaces: The disturbed pair that this one repeats; None for a first attempt.
         aa: Whether a job's launches are to be compared among themselves too.
+        among: Number of the first of the jobs that were launched in turn; None in records that do not tell.
     """
 
     order: int
     pair: int
     replaces: int | None = None
     aa: bool = False
+    among: int | None = None
 
 
 @dataclass(frozen=True)

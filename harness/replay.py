@@ -28,17 +28,17 @@ from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from harness.activations import activations
-from harness.batchnorm import SyncBatchNorm, group_of, synchronised
+from harness.batchnorm import SyncBatchNorm, group_of, has_local_statistics, synchronised, with_fixed_statistics
 from harness.digest import Digests, digests, optimizer_digests, state_digests, value_digest
-from harness.errors import HarnessError
+from harness.errors import ConfigError, HarnessError
 from harness.exchange import Exchanged, OneProcess, Replaying, answering, exchanging
-from harness.group import world_size
+from harness.group import as_one_process, world_size
 from harness.narrowing import Narrowing
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe, make_scheduler
 from harness.rounding import Gradients
 from harness.seeds import EVALUATION_SEED, derive, seed_everything
-from harness.state import TrainingState, random_states, set_random_states
+from harness.state import TrainingState, in_precision, named_tensors, random_states, set_random_states
 
 NEEDS_PEERS = "torch.nn.SyncBatchNorm asks the other ranks (sync_bn=true puts in its place what can be replayed)"
 IN_SUBGROUPS = "a BatchNorm layer is synchronised among some of the ranks, and one process has no such group"
@@ -61,6 +61,7 @@ class Replayed:
         drew_random: True where forward drew random numbers.
         exchanged: What its synchronised layers told, and what the rank itself had heard.
         activations: Module -> digest of what it returned, in that order; of a full verification.
+        rewritten: Parameters that forward itself has changed (a mean of others, a bound), as it left them.
     """
 
     losses: list[float]
@@ -71,6 +72,7 @@ class Replayed:
     drew_random: bool
     exchanged: list[Exchanged]
     activations: Digests
+    rewritten: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Shard:
 class Reference:
     """A training of the same recipe in this process alone, put into the run's own state before each step it replays.
 
+    Its recipe hears that it is one process of one, but while it replays a rank's shard, which is what a rank does.
+
     Args:
         plan: Of the run.
         world_size: Whose shards are replayed.
@@ -106,6 +110,12 @@ class Reference:
         self._plan = plan
         self._world_size = world_size
         self._device = device
+        self._ranks_recipe = make_recipe(plan.recipe)
+        with as_one_process():
+            self._make(num_steps)
+
+    def _make(self, num_steps: int) -> None:
+        plan = self._plan
         self.recipe: Recipe = make_recipe(plan.recipe)
         seed_everything(derive(plan.seed, "dataset"))
         self.dataset = self.recipe.dataset()
@@ -121,12 +131,20 @@ class Reference:
 
     def _born(self, dtype: torch.dtype) -> nn.Module:
         seed_everything(derive(self._plan.seed, "model"))
-        return self.recipe.model().to(self._device, dtype)
+        return in_precision(self.recipe.model(), self._device, dtype)
 
     @cached_property
     def _wide(self) -> nn.Module:
-        """The model in float64: made anew, because a copy would lack the hooks on its tensors, and not every model has one."""
-        return self._born(torch.float64)
+        """The model in float64: made anew, because a copy would lack the hooks on its tensors, and not every model has one.
+
+        Raises:
+            ConfigError: The recipe returned the model that it had returned before.
+        """
+        with as_one_process():
+            made = self._born(torch.float64)
+        if made is self.model:
+            raise ConfigError(f"{type(self.recipe).__name__}.model() returned one module twice: make a new one each time.")
+        return made
 
     def _birth(self) -> Digests:
         optimizer = self.recipe.optimizer(self.model)
@@ -136,6 +154,11 @@ class Reference:
     def batch_norms(self) -> list[nn.Module]:
         """The model's BatchNorm layers."""
         return [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
+
+    @property
+    def has_local_statistics(self) -> bool:
+        """Whether BatchNorm layers normalise each rank's batch by itself."""
+        return not self._plan.sync_bn and has_local_statistics(self.model)
 
     @property
     def why_not_alone(self) -> str:
@@ -179,6 +202,7 @@ class Reference:
             before != value_digest(random_states()),
             told.record,
             found,
+            {name: p.detach().clone() for name, p in self.model.named_parameters() if not torch.equal(p, state.model[name])},
         )
 
     def exact_shard(self, state: TrainingState, part: Shard) -> Gradients:
@@ -199,7 +223,7 @@ class Reference:
         """Leave the shard's gradients in the model; return losses and counts of its pieces."""
         losses, counts = [], []
         for piece, batch in zip(part.pieces, batches, strict=True):
-            loss, items = self._loss(model, batch, dtype)
+            loss, items = self._loss(self._ranks_recipe, model, batch, dtype)
             (loss * self._weight(piece, items, part.global_size)).backward()
             losses.append(float(loss.detach()))
             counts.append(float(items) if items is not None else float(len(piece)))
@@ -227,7 +251,7 @@ class Reference:
         return self._repeats and not (self._draws and self._plan.num_workers)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, who: str = "loss() or the model") -> Iterator[None]:
         """Refuse what asks other ranks, which are not there to answer.
 
         Raises:
@@ -235,17 +259,19 @@ class Reference:
         """
 
         def refuse(*_: Any, **__: Any) -> None:
-            raise Unrepeatable("loss() or the model asks the other ranks by torch.distributed, which one process cannot answer")
+            raise Unrepeatable(f"{who} asks the other ranks by torch.distributed, which one process cannot answer")
 
         with answering(refuse) if self._world_size > 1 else nullcontext():
             yield
 
-    def _loss(self, model: nn.Module, batch: Any, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
+    def _loss(
+        self, recipe: Recipe, model: nn.Module, batch: Any, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         wide = dtype == torch.float64 or (dtype is None and self._plan.precision == "float64")
         narrow = self._plan.precision == "bfloat16" and dtype is None
         batch = _moved(batch, self._device, wide)
         with torch.autocast(self._device.type, torch.bfloat16) if narrow else nullcontext():
-            loss = self.recipe.loss(model, batch)
+            loss = recipe.loss(model, batch)
         return loss if isinstance(loss, tuple) else (loss, None)
 
     # --- the update --------------------------------------------------------------------------------------------------
@@ -256,16 +282,22 @@ class Reference:
 
     def next_step(self) -> None:
         """Let the recipe's own scheduler go on."""
-        if not self._has_stepped:
-            # Schedulers warn of an optimizer that did nothing.
-            self.model.zero_grad(set_to_none=True)
-            self._declared.step()
-        self._has_stepped = False
-        if self._scheduler is not None:
-            self._scheduler.step()
+        with as_one_process():
+            if not self._has_stepped:
+                # Schedulers warn of an optimizer that did nothing.
+                self.model.zero_grad(set_to_none=True)
+                self._declared.step()
+            self._has_stepped = False
+            if self._scheduler is not None:
+                self._scheduler.step()
 
     def update(
-        self, state: TrainingState, reduced: Gradients, items: float | None, found: Digests
+        self,
+        state: TrainingState,
+        rewritten: Mapping[str, Tensor],
+        reduced: Gradients,
+        items: float | None,
+        found: Digests,
     ) -> tuple[Digests, list[str]]:
         """Return the state after an optimizer step from ``state`` with ``reduced``, and the names of what moved.
 
@@ -273,19 +305,31 @@ class Reference:
         birth on. The second counts where it alone comes to ``found``: an optimizer may keep state that ``state_dict()`` lacks.
 
         Args:
+            rewritten: Parameters that forward has changed, which the step finds so.
             items: Number of items in the global batch, where losses are sums over them.
             found: The run's state after the step.
+
+        Raises:
+            Unrepeatable: The optimizer asks other ranks.
         """
-        after, moved = self._stepped(self._optimizer(state), state, reduced, items)
-        in_step, moved_in_step = self._stepped(self._declared, state, reduced, items)
+        with as_one_process(), self._alone("the optimizer"):
+            after, moved = self._stepped(self._optimizer(state), state, rewritten, reduced, items)
+            in_step, moved_in_step = self._stepped(self._declared, state, rewritten, reduced, items)
         self._has_stepped = True
         return (in_step, moved_in_step) if after != found and in_step == found else (after, moved)
 
     def _stepped(
-        self, optimizer: Optimizer, state: TrainingState, reduced: Gradients, items: float | None
+        self,
+        optimizer: Optimizer,
+        state: TrainingState,
+        rewritten: Mapping[str, Tensor],
+        reduced: Gradients,
+        items: float | None,
     ) -> tuple[Digests, list[str]]:
         state.restore(self.model)
         parameters = dict(self.model.named_parameters())
+        for name, value in rewritten.items():
+            parameters[name].data.copy_(value)
         for name, gradient in reduced.items():
             # A row that is there twice is added up before it is scaled, as the run declares.
             whole = gradient.coalesce() if gradient is not None and gradient.is_sparse else gradient
@@ -324,9 +368,9 @@ class Reference:
     ) -> tuple[float, Gradients]:
         """Return loss and gradient of the global batch in this one process, without dropout.
 
-        The batch goes through at once, where there is no BatchNorm. Otherwise it goes through in the parts over which the run
-        takes statistics: piece by piece, of each rank for itself or, synchronised, of all ranks together. So it does where each
-        forward leaves buffers for the next one, as ``spectral_norm`` does; each rank's first forward finds those of ``state``.
+        The batch goes through at once. BatchNorm of each rank's own batch takes its running statistics meanwhile, as the ranks
+        do in this comparison: how they treat their own batches, the replay shows. Synchronised, it goes through piece by piece,
+        of all ranks together. So it does where each forward leaves buffers for the next one, as ``spectral_norm`` does.
 
         Args:
             shards: Sample numbers of each rank, in rank order, a list for each piece.
@@ -336,7 +380,7 @@ class Reference:
             Unrepeatable: Forward draws other random numbers than dropout's, asks other ranks, cannot run in float64, or leaves
                 for the next piece what depends on the samples.
         """
-        with self._alone(), without_dropout(), exchanging(OneProcess()):
+        with as_one_process(), self._alone(), without_dropout(), exchanging(OneProcess()):
             try:
                 return self._whole_batch(state, shards, dtype)
             except Unrepeatable:
@@ -352,29 +396,27 @@ class Reference:
     ) -> tuple[float, Gradients]:
         model = self.model if dtype is None else self._wide
         self.narrowed = None
-        total, weight = 0.0, 0.0
-        model.zero_grad(set_to_none=True)
-        for parts in self._chains(model, state, shards, dtype):
+        model.train()
+        # Around backward too, which calls forward again where activations are not kept.
+        with with_fixed_statistics(model) if self.has_local_statistics else nullcontext():
+            parts = self._parts(model, state, shards, dtype)
+            model.zero_grad(set_to_none=True)
             loss, number = self._forward(model, state, parts, dtype)
-            loss.backward()
-            total, weight = total + float(loss.detach()), weight + number
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.div_(weight)
-        return total / weight, _gradients(model)
+            mean = loss / number
+            mean.backward()
+        return float(mean.detach()), _gradients(model)
 
     def _forward(
         self, model: nn.Module, state: TrainingState, parts: Sequence[Sequence[int]], dtype: torch.dtype | None
     ) -> tuple[Tensor, float]:
         """Return the sum of losses over parts that go through one after the other, from ``state``, and their number."""
         state.restore(model)
-        model.train()
         total, weight = torch.zeros((), dtype=torch.float64, device=self._device), 0.0
         for part in parts:
             batch = self._load(part)
             before = value_digest(random_states())
             with Narrowing() as narrowing:
-                loss, items = self._loss(model, batch, dtype)
+                loss, items = self._loss(self.recipe, model, batch, dtype)
             self.narrowed = narrowing.narrowest or self.narrowed
             if value_digest(random_states()) != before:
                 raise Unrepeatable("forward draws random numbers, and not by torch's dropout, which could be switched off")
@@ -383,45 +425,46 @@ class Reference:
             weight += number
         return total, weight
 
-    def _chains(
+    def _parts(
         self, model: nn.Module, state: TrainingState, shards: Sequence[Sequence[Sequence[int]]], dtype: torch.dtype | None
-    ) -> list[list[list[int]]]:
-        """Return the batch in parts that go through one after the other, a list for each time that buffers are restored."""
+    ) -> list[list[int]]:
+        """Return the batch in parts that go through one after the other."""
         together = [[number for piece in pieces for number in piece] for pieces in zip_longest(*shards, fillvalue=())]
-        if self.batch_norms and not (self._plan.sync_bn or all(isinstance(layer, SyncBatchNorm) for layer in self.batch_norms)):
-            return [[list(piece) for piece in rank] for rank in shards if rank]
-        if self.batch_norms:
-            return [together]
-        if len(together) > 1 and self._leaves_buffers(model, state, shards, together, dtype):
-            return [together]
-        return [[[number for rank in shards for piece in rank for number in piece]]]
+        synchronised = self.batch_norms and not self.has_local_statistics
+        if synchronised or (len(together) > 1 and self._leaves_state(model, state, shards, together[0], dtype)):
+            return together
+        return [[number for rank in shards for piece in rank for number in piece]]
 
-    def _leaves_buffers(
+    def _leaves_state(
         self,
         model: nn.Module,
         state: TrainingState,
         shards: Sequence[Sequence[Sequence[int]]],
-        together: Sequence[Sequence[int]],
+        together: Sequence[int],
         dtype: torch.dtype | None,
     ) -> bool:
-        """Return whether a forward changes buffers, which the next piece then finds.
+        """Return whether a forward changes buffers or parameters, which the next piece then finds.
 
         Raises:
-            Unrepeatable: They depend on the samples: each rank has buffers of its own then, and the whole batch has others.
+            Unrepeatable: That depends on the samples: each rank has state of its own then, and the whole batch has another.
         """
-        if not any(True for _ in model.buffers()):
-            return False
-        found = []
-        for part in (together[0], shards[0][0]):
-            with torch.no_grad():
-                self._forward(model, state, [part], dtype)
-            found.append({name: buffer.clone() for name, buffer in model.named_buffers()})
-        whole, first = found
-        changed = [name for name, buffer in whole.items() if not torch.equal(buffer, state.model[name].to(buffer))]
-        wrong = next((name for name in changed if not torch.equal(whole[name], first[name])), None)
-        if wrong is not None:
-            raise Unrepeatable(f"forward leaves in '{wrong}' what depends on its samples, and the next piece starts from it")
+        whole = self._left(model, state, together, dtype)
+        changed = [name for name, tensor in whole.items() if not _same(tensor, state.model.get(name))]
+        for part in [rank[0] for rank in shards if rank and changed]:
+            mine = self._left(model, state, part, dtype)
+            wrong = next((name for name in changed if not _same(whole[name], mine.get(name))), None)
+            if wrong is not None:
+                said = f"forward leaves in '{wrong}' what depends on its samples, and the next piece starts from it"
+                raise Unrepeatable(said)
         return bool(changed)
+
+    def _left(
+        self, model: nn.Module, state: TrainingState, part: Sequence[int], dtype: torch.dtype | None
+    ) -> dict[str, Tensor]:
+        """Return parameters and buffers after one forward from ``state``."""
+        with torch.no_grad():
+            self._forward(model, state, [part], dtype)
+        return {name: tensor.detach().clone() for name, tensor in named_tensors(model)}
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
@@ -430,6 +473,10 @@ class Reference:
 
         ``draw`` numbers the random streams that evaluation may draw from: what depends on it cannot be compared.
         """
+        with as_one_process():
+            return self._evaluate(state, parts, size, draw)
+
+    def _evaluate(self, state: TrainingState, parts: Sequence[Sequence[int]], size: int, draw: int) -> dict[str, list[float]]:
         seed_everything(derive(EVALUATION_SEED, "eval_dataset"))
         dataset = self.recipe.eval_dataset()  # type: ignore[attr-defined]
         seed_everything(derive(EVALUATION_SEED, "draw", draw))
@@ -449,6 +496,10 @@ class Reference:
                         pair[1] += float(count)
         self.drew_in_evaluation = value_digest(random_states()) != before
         return totals
+
+
+def _same(one: Tensor, other: Tensor | None) -> bool:
+    return other is not None and torch.equal(one, other.to(one))
 
 
 def _restore(model: nn.Module, state: TrainingState) -> None:

@@ -31,14 +31,42 @@ class TrainingState:
     def restore(self, model: nn.Module) -> None:
         """Put the copy's parameters and buffers into ``model``, in the model's own precision."""
         with torch.no_grad():
-            for name, tensor in named_tensors(model):
-                tensor.copy_(self.model[name])
+            for name, parameter in model.named_parameters():
+                parameter.copy_(self.model[name])
+            _restore_buffers(model, self.model)
+
+
+def _restore_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Put buffers back, which forward may have made, replaced, grown or dropped since."""
+    shared = set()
+    for path, module in model.named_modules():
+        for key, present in module._buffers.items():
+            if present is not None and id(present) in shared:
+                continue
+            shared.add(id(present))
+            value = values.get(f"{path}.{key}" if path else key)
+            if present is not None and value is not None and present.shape == value.shape:
+                present.copy_(value)
+            else:
+                like = value if present is None else present
+                module._buffers[key] = None if value is None or like is None else value.to(like.dtype, copy=True)
 
 
 def named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
     """Yield parameters, then buffers, by name."""
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def in_precision(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Return the model on a device, in a floating-point type; complex buffers keep both their parts, each in that type."""
+    pairs = [(m, key, b) for m in model.modules() for key, b in m._buffers.items() if b is not None and b.is_complex()]
+    for module, key, _ in pairs:
+        module._buffers[key] = None
+    model = model.to(device, dtype)
+    for module, key, buffer in pairs:
+        module._buffers[key] = buffer.to(device, dtype.to_complex())
+    return model
 
 
 def random_states() -> dict[str, Any]:

@@ -34,6 +34,7 @@ from harness.record import joined
 from harness.seeds import derive, seed_everything, seed_rank
 from harness.shard import pieces, shard
 from harness.sparse import sparse_tables
+from harness.state import in_precision
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
 """Of parameters; ``bfloat16`` keeps them in float32 and computes under autocast."""
@@ -168,7 +169,7 @@ class Trainer:
             raise ConfigError(
                 f"{name}.model() has complex parameters, which would lose a part. Hold them as pairs of real ones."
             )
-        model = model.to(self.seat.device, self.dtype)
+        model = in_precision(model, self.seat.device, self.dtype)
         require_one_model(model, None)
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError(f"{name}.model() has no parameter to train.")

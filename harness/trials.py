@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
-from harness.compare.order import Slot, repeats, schedule
+from harness.compare.order import repeats, schedule
 from harness.plan import RunPlan, Trial
 from harness.record import RunResult
 from harness.report.arms import trials_of
@@ -18,6 +19,9 @@ from harness.sweep import inner_run, run_job
 def groups(reports: Sequence[JobReport], aa: bool) -> list[list[JobReport]]:
     """Return the jobs that may be compared launch by launch, group by group.
 
+    Whoever may be paired with a member belongs to its group, and jobs are paired only within one: what is not launched in
+    turn makes no pairs.
+
     Args:
         aa: Whether a launcher is to be compared with itself, so that a job without a counterpart makes a group too.
     """
@@ -28,13 +32,14 @@ def groups(reports: Sequence[JobReport], aa: bool) -> list[list[JobReport]]:
         if report.plan.overwrites_its_start(RunDir(report.folder)):
             # What it went on from is gone.
             continue
-        for group in found:
-            if may_pair(group[0].plan, report.plan):
-                group.append(report)
-                break
-        else:
-            found.append([report])
+        linked = [group for group in found if any(may_pair(one.plan, report.plan) for one in group)]
+        joined = sorted([*chain.from_iterable(linked), report], key=_number)
+        found = sorted([*(group for group in found if group not in linked), joined], key=lambda group: _number(group[0]))
     return [group for group in found if len(group) > 1 or aa]
+
+
+def _number(report: JobReport) -> int:
+    return report.plan.job
 
 
 def run_trials(group: Sequence[JobReport], pairs: int, machine: Mapping[str, str], aa: bool = False) -> Iterator[JobReport]:
@@ -54,16 +59,17 @@ def run_trials(group: Sequence[JobReport], pairs: int, machine: Mapping[str, str
     while waiting:
         for slot in waiting:
             report = by_arm[slot.arm]
-            by_arm[slot.arm] = report = dataclasses.replace(report, trials=(*report.trials, _launch(report, slot, aa)))
+            assert slot.pair is not None
+            trial = Trial(slot.order, slot.pair, slot.replaces, aa, among=_number(group[0]))
+            by_arm[slot.arm] = report = dataclasses.replace(report, trials=(*report.trials, _launch(report, trial)))
             yield report
         waiting = repeats(slots, [launch for one in by_arm.values() for launch in trials_of(one, machine)])
         slots += waiting
 
 
-def _launch(report: JobReport, slot: Slot, aa: bool) -> tuple[RunPlan, RunResult]:
+def _launch(report: JobReport, trial: Trial) -> tuple[RunPlan, RunResult]:
     assert report.plan.train is not None
-    assert slot.pair is not None
     train = dataclasses.replace(report.plan.train, compare="off", checkpoint_every=0, profile=False)
-    plan = dataclasses.replace(report.plan, train=train, trial=Trial(slot.order, slot.pair, slot.replaces, aa))
+    plan = dataclasses.replace(report.plan, train=train, trial=trial)
     job = RunDir(report.folder)
-    return plan, run_job(plan, inner_run(job, job.trial(slot.order)))
+    return plan, run_job(plan, inner_run(job, job.trial(trial.order)))

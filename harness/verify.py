@@ -10,18 +10,22 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from harness.batchnorm import SyncBatchNorm, has_local_statistics, with_fixed_statistics
 from harness.capture import Capture, Captured
 from harness.compare.evidence import Evidence, Mathematics, Partition, StepEvidence
 from harness.compress import WIRE
 from harness.context import Rank
 from harness.digest import Digests, digests, gradient_digest, state_digests
+from harness.errors import Mismatch
 from harness.evaluate import eval_dataset_of, evaluate
+from harness.group import described_tensors, difference
 from harness.loader import load
 from harness.partition import evaluated, last_batch, partition_of, parts_of, require_one_data_set
 from harness.plan import TrainPlan
@@ -72,6 +76,7 @@ class Verification:
     def run(self) -> Evidence | None:
         """Capture, replay, and join what was found."""
         trainer = self._make_trainer(self._plan)
+        self._described = described_tensors(trainer.model)
         birth = self._gather({**state_digests(trainer.model, trainer.optimizer), **digests(trainer.model.named_buffers())})
         facts = self._gather({**trainer.facts(), "uncovered": uncovered(trainer)})
         require_one_data_set([each["num_samples"] for each in facts], self._seat.rank)
@@ -98,6 +103,8 @@ class Verification:
             deterministic=self._plan.deterministic,
             sync_bn=self._plan.sync_bn,
             has_batch_norm=has_batch_norm,
+            synchronised=synchronised_buffers(trainer),
+            data_goes_on=self._data_goes_on(shares),
             uses_random=self._uses_random,
             find_unused_parameters=self._plan.ddp.find_unused_parameters,
             comm_hook=self._plan.ddp.comm_hook,
@@ -124,7 +131,14 @@ class Verification:
     def _reference(self, number: int) -> Reference:
         """Return the reference, with its scheduler at step ``number``; made when it is first needed."""
         if self._own_reference is None:
-            self._own_reference = Reference(self._plan, self._seat.world_size, self._seat.device, self._num_steps)
+            made = Reference(self._plan, self._seat.world_size, self._seat.device, self._num_steps)
+            alone = described_tensors(made.model)
+            if alone != self._described:
+                differing = difference(alone, self._described, "one process", "the ranks")
+                raise Mismatch(
+                    f"model() makes another model for one process than for {self._seat.world_size} ranks: {differing}."
+                )
+            self._own_reference = made
             self._scheduled = 0
         while self._scheduled < number:
             self._own_reference.next_step()
@@ -138,6 +152,11 @@ class Verification:
         with undisturbed_random():
             reference = self._reference(0)
         return reference.birth, bool(reference.batch_norms)
+
+    def _data_goes_on(self, shares: bool) -> bool:
+        if shares and self._shared is not None:
+            return self._shared.get("data_goes_on", False)
+        return self._random_data and self._plan.num_workers == 0
 
     def _twin(self, step: StepEvidence) -> StepEvidence | None:
         """Return the shared evidence of a step, if the ranks captured the same bits there."""
@@ -187,7 +206,13 @@ class Verification:
         first = ranks[0]
         items = math.fsum(count for r in ranks for count in r.counts) if first.counts_items else None
         step["declared_lr"] = reference.declared_lr()
-        after, moved = reference.update(state, first.reduced, items, first.after)
+        rewritten = replayed[0].rewritten if replayed else {}
+        after: Digests | None = None
+        moved: list[str] = []
+        try:
+            after, moved = reference.update(state, rewritten, first.reduced, items, first.after)
+        except Unrepeatable as error:
+            why_not = why_not or str(error)
         if replayed is not None:
             step["replayed_batches"] = None if self._random_data else [r.batch for r in replayed]
             step["replayed_activations"] = [r.activations for r in replayed]
@@ -351,7 +376,8 @@ class Verification:
         loaded = load(trainer.dataset, mine, trainer.recipe, 0, 0)
         trainer.model.train()
         trainer.optimizer.zero_grad(set_to_none=True)
-        with without_dropout():
+        local = has_local_statistics(trainer.model)
+        with without_dropout(), with_fixed_statistics(trainer.model) if local else nullcontext():
             total, count = trainer.accumulate(batch, [(len(piece), next(loaded)) for piece in mine])
         trainer.reduced(count)
         sums = self._gather([total, count])
@@ -371,6 +397,8 @@ class Verification:
         ranks = self._seat.world_size
         shards = [pieces(shard(batch, rank, ranks), self._plan.grad_accumulation) for rank in range(ranks)]
         exact_loss, exact = reference.whole_batch(state, shards, torch.float64)
+        if reference.has_local_statistics and not math.isfinite(exact_loss):
+            raise Unrepeatable("the loss is not finite where BatchNorm takes its running statistics for the batch's")
         u = torch.finfo(dtype).eps / 2 if dtype is not None else self._round_off(gradients)
         if dtype is not None and reference.narrowed is not None:
             kind = str(reference.narrowed).removeprefix("torch.")
@@ -465,6 +493,12 @@ def read_evidence(path: str | None) -> Evidence | None:
         return None
     found: Evidence = json.loads(Path(path).read_text())
     return found
+
+
+def synchronised_buffers(trainer: Trainer) -> list[str]:
+    """Return the names of the buffers of layers that are synchronised over ranks."""
+    layers = [(name, m) for name, m in trainer.model.named_modules() if isinstance(m, SyncBatchNorm)]
+    return [f"{path}.{key}" if path else key for path, layer in layers for key, _ in layer.named_buffers(recurse=False)]
 
 
 def uncovered(trainer: Trainer) -> list[str]:

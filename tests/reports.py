@@ -58,7 +58,7 @@ def failed_result(nprocs=2, message=MESSAGE):
 
 def plan_of(job, method="spawn", nprocs=1, **train):
     recipe = {"_target_": "recipes.mnist.Mnist", "lr": 0.1, "root": None, "betas": [0.9, 0.99]}
-    trained = TrainPlan(recipe=recipe, **{"global_batch_size": 32, "steps": 12, **train})
+    trained = TrainPlan(**{"recipe": recipe, "global_batch_size": 32, "steps": 12, **train})
     return RunPlan(
         Task("hydra"), job, method, nprocs=nprocs, backend="gloo", backend_reason="auto: no accelerator", train=trained
     )
@@ -76,13 +76,26 @@ def four_jobs(folder="/tmp/outputs/2026-11-30/04-34-01"):
     return sweep_report(folder, [job_of(n, method, nprocs, folder=f"{folder}/{n}") for n, method, nprocs in made], MACHINE)
 
 
-def with_trials(job, factor, pairs=6, start_s=0.0, aa=False, order=2):
+def disturbed(result):
+    """Return a run in which pages had to be read from the disk."""
+    at = {"t": 100.0, "run_delay_s": None, "pressure_s": None, "throttled": 0, "involuntary_switches": 0}
+    meters = ({**at, "name": "warm", "major_faults": 0}, {**at, "t": 100.1, "name": "last step", "major_faults": 3})
+    return dataclasses.replace(result, ranks=tuple(dataclasses.replace(rank, meters=meters) for rank in result.ranks))
+
+
+def with_trial(job, number, change):
+    """Return the job with the result of one of its launches changed."""
+    trials = [(plan, change(result) if i == number else result) for i, (plan, result) in enumerate(job.trials)]
+    return dataclasses.replace(job, trials=tuple(trials))
+
+
+def with_trials(job, factor, pairs=6, start_s=0.0, aa=False, order=2, among=None):
     """Return the job with several launches, each ``factor`` times as long as usual, with little noise; ``start_s`` later."""
     rng = random.Random(job.plan.job)
     trials = []
     for pair in range(pairs):
         base_s = 0.01 * factor * (1 + 0.002 * rng.random())
-        plan = dataclasses.replace(job.plan, trial=Trial(order * pair + job.plan.job, pair, aa=aa))
+        plan = dataclasses.replace(job.plan, trial=Trial(order * pair + job.plan.job, pair, aa=aa, among=among))
         result = result_of(job.plan.nprocs, base_s=base_s, seed=pair)
         marks = {**result.marks, "called": result.marks["called"] - start_s}
         trials.append((plan, dataclasses.replace(result, marks=marks)))

@@ -1297,6 +1297,36 @@ def test_resumed_runs():
     assert chains.compare_resumed(chain(), chain(n=3)).status == "failed"
 
 
+def test_a_resumed_run_begins_with_rank_0s_buffers():
+    whole, resumed = chain(), chain(dones=(1, 2, 8))
+    for number, link in enumerate(whole[1]):
+        link["buffers"] = f"of rank 1, {number}"
+    after = {link["done"]: link["buffers"] for link in whole[1]}
+    for link in resumed[1]:
+        link["buffers"] = after.get(link["done"], "")
+    assert chains.compare_resumed(whole, resumed).where == {"step": 0, "rank": 1, "stage": "buffers"}
+    resumed[1][0]["buffers"] = whole[0][1]["buffers"]
+    assert chains.compare_resumed(whole, resumed).status == "passed"
+
+
+def test_a_data_set_that_goes_on_is_not_compared_with_the_verification():
+    evidence = green(2)
+    evidence["data_goes_on"] = True
+    rung = chains.compare_observed(evidence, [])
+    assert rung.status == "not checked" and "generator of its own" in rung.detail
+
+
+def test_only_buffers_of_synchronised_layers_must_agree():
+    evidence = green(2)
+    evidence["sync_bn"] = True
+    for rank, buffers in enumerate(evidence["steps"][0]["buffers"]):
+        buffers["own"] = f"of rank {rank}"
+    for names, is_red in ((["own"], True), ([], False)):
+        evidence["synchronised"] = names
+        assert ("R6" in red(judge(evidence))) is is_red
+        assert not chains.are_all_synchronised(evidence)
+
+
 # --- may they be compared --------------------------------------------------------------------------------------------
 
 

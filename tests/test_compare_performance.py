@@ -116,6 +116,14 @@ def test_a_launch_without_measured_steps_says_what_to_set() -> None:
         launches.raw_step_s(launch(()))
 
 
+def test_data_workers_crowd_the_cores_too() -> None:
+    assert not launch(1.0, nprocs=2).crowded
+    assert launch(1.0, nprocs=2, workers=1).crowded and not launch(1.0, nprocs=1, workers=1).crowded
+    pair = [launch(1.0, arm=name, workers=1, run_delay_s=0.2) for name in ("job 0", "job 1")]
+    said = "job 0 runs 2 ranks with 1 thread and 1 data worker each on 2 cores: its run-delay is its own, none is subtracted."
+    assert said in performance.compare(pair[:1], pair[1:]).sentences
+
+
 @pytest.mark.parametrize(
     ("changes", "reasons"),
     [

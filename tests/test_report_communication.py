@@ -12,7 +12,7 @@ from harness.report.html import sweep_html
 from harness.report.markdown import sweep_markdown
 from harness.report.notes import notes
 from harness.report.terminal import report_lines
-from harness.report.waiting import communication, exposed_share, straggler_of, waiting
+from harness.report.waiting import communication, exposed_share, straggler_of, waiting, waiting_said
 from tests.reports import MACHINE, four_jobs, job_of, result_of
 
 
@@ -55,10 +55,40 @@ def test_bandwidths_stand_in_all_reports(tmp_path):
 
 
 def test_a_rank_that_holds_up_the_others_is_named():
-    sweep = sweep_report("f", [with_compute(job_of(0, nprocs=2), 0.002, 0.006)], MACHINE)
+    long = job_of(0, nprocs=2, result=result_of(2, num=19))
+    sweep = sweep_report("f", [with_compute(long, 0.002, 0.006)], MACHINE)
     (said,) = sweep.remarks[0]
     assert said.startswith("the slowest rank computes 1.50 times as long as the typical one (straggler index); rank 1 is the")
-    assert sweep_report("f", [with_compute(job_of(0, nprocs=2), 0.002, 0.0021)], MACHINE).remarks == {}
+    assert sweep_report("f", [with_compute(long, 0.002, 0.0021)], MACHINE).remarks == {}
+    assert sweep_report("f", [with_compute(job_of(0, nprocs=2), 0.002, 0.006)], MACHINE).remarks == {}
+
+
+@pytest.mark.parametrize(("often", "said"), [(60, []), (80, ["rank 1 is the slowest in 80% of the steps"])])
+def test_a_rank_is_named_only_where_it_is_the_slowest_in_more_than_its_share_of_the_steps(often, said):
+    ranks = []
+    for rank in result_of(2, num=103).ranks:
+        slow = [(step.step % 100 < often) == (rank.rank == 1) for step in rank.steps]
+        timed = [dataclasses.replace(s, compute_s=0.006 if late else 0.002) for s, late in zip(rank.steps, slow, strict=True)]
+        ranks.append(dataclasses.replace(rank, steps=tuple(timed)))
+    job = job_of(0, nprocs=2, result=dataclasses.replace(result_of(2), ranks=tuple(ranks)))
+    assert [line.rpartition("; ")[2] for line in waiting_said(job)] == said
+
+
+def test_sizes_of_buckets_have_units_that_show_them():
+    job = travelled(with_compute(job_of(0, nprocs=2), 0.002, 0.002), 0.004, 0.003)
+    ranks = [
+        dataclasses.replace(r, facts={"reduction": {**r.facts["reduction"], "bucket_bytes": [40, 4096, 2**20, 5 * 2**19]}})
+        for r in job.result.ranks
+    ]
+    (said,) = communication([dataclasses.replace(job, result=dataclasses.replace(job.result, ranks=tuple(ranks)))])
+    assert said.endswith("buckets of 40 B, 4.0 KiB, 1.0, 2.5 MiB).")
+
+
+def test_bandwidth_of_more_ranks_than_cores_is_said_to_be():
+    job = with_facts(job_of(0, nprocs=2), *BANDWIDTH)
+    said = "job 0: more ranks than cores take turns: bandwidths there say little of how fast messages travel."
+    assert said in notes(sweep_report("f", [job], {**MACHINE, "cores": "1"}))
+    assert said not in notes(sweep_report("f", [job], MACHINE))
 
 
 def test_communication_is_exposed_where_even_the_last_rank_waits():

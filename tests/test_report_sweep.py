@@ -11,7 +11,7 @@ from harness.compare.__main__ import main
 from harness.errors import ConfigError, NotComparable
 from harness.machine import machine_facts
 from harness.plan import Ddp
-from harness.record import FORMAT
+from harness.record import FORMAT, to_json
 from harness.report import table as tables
 from harness.report.against import against, against_table
 from harness.report.arms import launch_of
@@ -19,7 +19,7 @@ from harness.report.build import sweep_report
 from harness.report.folder import SweepDir, find_sweeps, read_sweep, whole_sweep
 from harness.report.reporter import Reporters
 from harness.report.terminal import Terminal
-from harness.rundir import RunDir
+from harness.rundir import RunDir, write_json
 from harness.sweep import Job
 from tests.reports import MACHINE, changed, failed_result, four_jobs, job_of, recorded, result_of, with_trials, written
 
@@ -169,6 +169,20 @@ def test_what_no_rank_used_others_did():
     assert seen.others_s == pytest.approx(3.5 - 1.9 - 1.2) and seen.others == pytest.approx(0.2) and not seen.quiet
 
 
+@pytest.mark.parametrize(
+    ("wall_s", "busy_s", "others_s"),
+    [(2.0, 3.0, 0.0), (2.0, 2.95, 0.0), (2.0, 1.5, None), (0.2, 4.0, None)],
+    ids=["all their own", "a little less, by rounding", "ranks bound to different cores", "too short"],
+)
+def test_where_sums_do_not_fit_what_others_did_is_unknown(wall_s, busy_s, others_s):
+    job = four_jobs("f").jobs[2]
+    warm = {"name": "warm", "t": 100.0, "cpu_s": 0.0, "busy_s": 50.0}
+    end = {"name": "last step", "t": 100.0 + wall_s, "cpu_s": 1.5, "busy_s": 50.0 + busy_s}
+    ranks = tuple(dataclasses.replace(rank, meters=(warm, end)) for rank in job.result.ranks)
+    seen = launch_of(dataclasses.replace(job, result=dataclasses.replace(job.result, ranks=ranks)), MACHINE)
+    assert seen.others_s == others_s
+
+
 # harness.compare
 
 
@@ -194,6 +208,21 @@ def test_the_status_is_1_for_a_failed_job_and_for_a_red_verdict(tmp_path, capsys
     RunDir(folder / "1").evidence.write_text(json.dumps(evidence))
     assert main([str(folder), "--table-only"]) == 1
     assert "FAILED R" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_the_status_is_1_where_a_launch_for_a_comparison_failed_or_was_interrupted(broken, tmp_path, capsys):
+    job = job_of(0, folder=str(tmp_path / "0"))
+    written(sweep_report(str(tmp_path), [job], MACHINE))
+    for plan, result in with_trials(job, 1.0, pairs=2).trials:
+        trial = RunDir(job.folder).trial(plan.trial.order)
+        trial.path.mkdir(parents=True)
+        plan.write(trial)
+        if not (broken and plan.trial.order):
+            write_json(trial.result, to_json(result))
+    assert main([str(tmp_path), "--table-only"]) == int(broken)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("1 of its 2 launches for the comparison failed (launch 2: the run was ended" in said) == broken
 
 
 def spoil(evidence):
@@ -241,6 +270,14 @@ def test_what_became_slower_is_seen():
     table = against_table(against(before, now))
     assert table.column("speed") == ["1.50x slower"]
     assert table.column("step before") != table.column("step now")
+
+
+def test_where_own_runs_are_compared_the_table_shows_them():
+    own = job_of(0, "spawn", 2)
+    now = sweep_report("b", [with_trials(own, 1.5)], MACHINE)
+    table = against_table(against(sweep_report("a", [own], MACHINE), now))
+    assert table.column("speed") == ["1.00x (1 launch: no claim)"]
+    assert table.column("step before") == table.column("step now")
 
 
 def test_jobs_are_matched_by_settings_and_not_by_number():

@@ -8,9 +8,12 @@ from rich.console import Console
 from harness.faults.table import FAULTS
 from harness.plan import Ddp
 from harness.report import table as tables
+from harness.report.bandwidth import RECIPE
 from harness.report.build import sweep_report
+from harness.report.jsonfile import sweep_json
+from harness.report.junit import sweep_junit
 from harness.report.notes import how_sure, notes, unsteady
-from harness.report.terminal import Terminal, report_lines
+from harness.report.terminal import Terminal, headline, report_lines
 from harness.report.text import both_ends, flow, shortened
 from harness.rundir import RunDir
 from harness.sweep import Job
@@ -19,12 +22,14 @@ from tests.reports import (
     MACHINE,
     RED,
     changed,
+    disturbed,
     failed_result,
     four_jobs,
     hundred_jobs,
     job_of,
     plan_of,
     result_of,
+    with_trial,
     with_trials,
     with_verdict,
 )  # fmt: skip
@@ -138,6 +143,44 @@ def test_no_speed_rests_on_launches_that_trained_something_else_than_was_verifie
     assert sweep_report("f", [replaced(base, deterministic=False), free], MACHINE).jobs[1].speed is not None
 
 
+def test_a_launch_for_a_comparison_that_failed_is_told_and_its_sweep_is_not_well():
+    broken = with_trial(with_trials(job_of(1, "launch"), 1.0, pairs=3), 1, lambda _: failed_result(1, "flaky on purpose"))
+    sweep = sweep_report("f", [with_trials(job_of(0), 1.0, pairs=3), broken], MACHINE)
+    said = "1 of its 3 launches for the comparison failed (launch 3: flaky on purpose): its pair is left out."
+    assert f"job 1: {said}" in notes(sweep) and sweep.jobs[1].speed.pairs == 2
+    assert [tables.is_well(job) for job in sweep.jobs] == [True, False] and not sweep_json(sweep)["ok"]
+    assert 'errors="1"' in sweep_junit(sweep) and said in sweep_junit(sweep)
+
+
+def test_only_launches_that_were_in_turn_make_pairs():
+    def speed(*among):
+        jobs = [
+            with_trials(job_of(n, m, 2), 1.0 + 0.5 * n, among=a)
+            for (n, m, a) in zip((0, 1), ("spawn", "launch"), among, strict=True)
+        ]
+        (_, job) = sweep_report("f", jobs, MACHINE).jobs
+        return tables.speed_cell(job), job.rival
+
+    assert speed(0, 0) == speed(None, None) == ("1.50x slower", 0)
+    assert speed(0, 1) == speed(None, 1) == ("not compared", None)
+
+
+def test_a_row_rests_on_the_launches_that_nothing_disturbed_else_on_its_own_run():
+    base, job = with_trials(job_of(0, nprocs=2), 1.0), with_trials(job_of(1, "launch", 2), 1.5)
+    for number in range(2, 6):
+        job = with_trial(job, number, lambda result: disturbed(result_of(2, base_s=0.1)))
+    sweep = sweep_report("f", [base, job], MACHINE)
+    assert sweep.jobs[1].clean == (1, 3) and tables.step_s(sweep.jobs[1]) == pytest.approx(0.0157, rel=0.02)
+    assert tables.speed_cell(sweep.jobs[1]) == "1.50x slower"
+    for number in range(2):
+        job = with_trial(job, number, disturbed)
+    sweep = sweep_report("f", [base, job], MACHINE)
+    assert tables.step_s(sweep.jobs[1]) == tables.step_s(job_of(1, "launch", 2))
+    assert tables.speed_cell(sweep.jobs[1]) == tables.speed_cell(sweep.jobs[1], short=True) == "inconclusive"
+    alone = sweep_report("f", [base, job_of(1, "launch", 2)], MACHINE)
+    assert tables.speed_cell(alone.jobs[1]) == "not compared"
+
+
 def replaced(job, **train):
     plan = dataclasses.replace(job.plan, train=dataclasses.replace(job.plan.train, **train))
     return dataclasses.replace(job, plan=plan)
@@ -175,6 +218,8 @@ def test_scaling_is_said_in_two_factors_or_what_is_missing():
     assert said(one, wrapped, two, job_of(3, nprocs=2, ddp=Ddp(wrap_one_rank=True))) == [whole]
     several = said(*(with_trials(job, factor, order=3) for job, factor in ((one, 1.0), (wrapped, 1.1), (two, 0.6))))
     assert "95 % interval" in several[0] and "6 triples" in several[0]
+    (apart,) = said(*(with_trials(job, 1.0, order=3, among=job.plan.job) for job in (one, wrapped, two)))
+    assert "one launch each, no interval" in apart
 
 
 def test_what_a_speed_rests_on_is_said_in_full_and_one_launch_says_how_many_pairs_it_would_take():
@@ -185,6 +230,11 @@ def test_what_a_speed_rests_on_is_said_in_full_and_one_launch_says_how_many_pair
     assert all("if launches vary as much as steps do, " in line and " against job 0 10." in line for line in sure)
     assert any(f"compare.pairs={needed} would settle 10 %." in line for line in notes(sweep))
     jobs = [with_trials(job_of(0, "spawn", 2), 1.0), with_trials(job_of(1, "launch", 2), 1.5)]
+    many = dataclasses.replace(sweep.jobs[1].speed, needed_pairs=21)
+    said = [line for line in notes(changed(sweep, 1, speed=many)) if line.startswith("*")]
+    assert len(said) == 1 and said[0].endswith(" more than 20 pairs would settle 10 %.")
+    unlike = sweep_report("f", [job_of(0), job_of(1, num_workers=1)], MACHINE)
+    assert [line for line in notes(unlike) if line.startswith("*")] == [said[0].partition(" If launches")[0]]
     first, start = how_sure(sweep_report("f", jobs, MACHINE))
     assert first.startswith("job 1 against job 0, step: 1.50x slower (95 % interval")
     assert start.startswith("job 1 against job 0, first step: ")
@@ -201,6 +251,11 @@ def test_a_job_that_is_not_steady_is_said_to_be_with_and_without_a_comparison():
     assert alone.startswith("The step time is not steady in job 0: the last quarter's steps take 2.0")
     (two,) = unsteady([drifting(job_of(0), 0.7), job_of(1), drifting(job_of(2), 2.0)])
     assert two.startswith("The step time is not steady in job 0, 2: ") and two.endswith("as long as the first's (job 2).")
+    unlike = with_trials(job_of(0, result=result_of(1, 23)), 1.0, pairs=2)
+    unlike = with_trial(unlike, 0, lambda _: drifting(job_of(0), 0.5).result)
+    unlike = with_trial(unlike, 1, lambda _: drifting(job_of(0), 1.5).result)
+    (both,) = unsteady(sweep_report("f", [unlike], MACHINE).jobs)
+    assert "the last quarter's steps take 0.5" in both
     assert unsteady(four_jobs("f").jobs) == unsteady([drifting(job_of(0), 2.0, num=18)]) == []
 
 
@@ -209,6 +264,21 @@ def test_a_job_held_against_itself_tells_what_the_machine_can_tell_apart():
     assert [line.partition(":")[0] for line in said] == ["job 0 against itself, step", "job 0 against itself, first step"]
     assert "this machine tells ratios from 1.0" in said[0] and said[0].endswith("3 pairs.")
     assert not any("itself" in line for line in notes(sweep_report("f", [with_trials(job_of(0), 1.0)], MACHINE)))
+
+
+def test_a_job_held_against_itself_tells_why_nothing_can_be_said():
+    few = with_trials(job_of(0), 1.0, pairs=2, aa=True)
+    said = notes(sweep_report("f", [few], MACHINE))
+    assert "job 0 against itself: nothing can be said, that needs 2 clean pairs, and there is 1." in said
+    busy = with_trial(with_trial(few, 0, disturbed), 1, disturbed)
+    said = notes(sweep_report("f", [busy], MACHINE))
+    assert "job 0 against itself: nothing can be said, 2 of 2 launches were disturbed (3 major page faults)." in said
+    assert "job 0: The machine was disturbed while it ran (3 major page faults): its times say little." in said
+
+
+def test_only_a_job_of_the_same_work_is_called_identical():
+    jobs = [job_of(0), replaced(job_of(1, "launch"), seed=1), job_of(2, "launch")]
+    assert [job.identical_to for job in sweep_report("f", jobs, MACHINE).jobs] == [None, None, 0]
 
 
 def test_a_table_of_one_job_has_no_column_for_speed():
@@ -344,6 +414,13 @@ def test_the_header_says_what_jobs_have_in_common_and_where_they_lie():
     text, _ = shown(lambda out: out.begin("outputs/a/b", [a_job()]), width=120)
     assert text.startswith("mnist  global batch 32  12 steps  seed 0  gloo (auto: no accelerator)")
     assert text.endswith("outputs/a/b\n") and len(text.splitlines()) == 1 and len(text) == 121
+
+
+def test_the_header_of_a_job_that_trains_nothing_tells_no_batch_and_no_length():
+    job = a_job(recipe={"_target_": RECIPE})
+    assert headline([dataclasses.replace(job, label={"recipe": "allreduce"})]) == [
+        *("allreduce", "seed 0", "gloo (auto: no accelerator)"),
+    ]
 
 
 def test_the_header_leaves_out_what_is_swept():

@@ -9,10 +9,11 @@ from hydra.core.utils import JobReturn, JobStatus
 
 from harness.compare.correctness import Verdict
 from harness.hydra_jobs import JobFailed, fail_the_red
+from harness.report.build import sweep_report
 from harness.report.folder import read_sweep
 from harness.rundir import RunDir
 from harness.sweep import Job
-from tests.reports import recorded
+from tests.reports import MACHINE, failed_result, job_of, recorded, with_trial, with_trials
 
 
 def spoil_digest(folder, done):
@@ -55,3 +56,12 @@ def test_launchers_that_train_differently_are_red_and_fail_the_job(tmp_path):
     assert [answer.status == JobStatus.FAILED for answer in returns] == [number == job for number in range(4)]
     with pytest.raises(JobFailed, match="R10"):
         _ = returns[job].return_value
+
+
+def test_a_launch_for_a_comparison_that_failed_fails_its_job():
+    jobs = [with_trials(job_of(0), 1.0), with_trial(with_trials(job_of(1, "launch"), 1.0), 0, lambda _: failed_result(1))]
+    returns = [JobReturn(status=JobStatus.COMPLETED) for _ in jobs]
+    fail_the_red(sweep_report("f", jobs, MACHINE), [Job(job.plan, RunDir("f")) for job in jobs], returns)
+    assert [answer.status for answer in returns] == [JobStatus.COMPLETED, JobStatus.FAILED]
+    with pytest.raises(JobFailed, match="1 of its 6 launches for the comparison failed"):
+        _ = returns[1].return_value

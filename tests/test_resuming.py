@@ -30,6 +30,12 @@ def test_an_interrupted_training_goes_on_as_it_was(tmp_path, launcher, recipe):
     assert not whole.checkpoint.exists() and not whole.interrupted.checkpoint.exists()
 
 
+def test_buffers_of_each_rank_are_rank_0s_after_a_checkpoint(tmp_path):
+    done = run(tmp_path, "recipe=points", "+recipe.batch_norm=true", "recipe.count=16", "nprocs=2", *SETTINGS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {rung.name: rung.status for rung in read_sweep(tmp_path).jobs[0].correctness.rungs}["R12"] == "passed"
+
+
 def test_state_that_no_checkpoint_holds_is_missed(tmp_path):
     done = run(tmp_path, "recipe=forgetful", "nprocs=2", *SETTINGS)
     assert done.returncode == 1

@@ -369,3 +369,10 @@ def test_all_mistakes_in_settings_are_told_before_any_rank_starts(project: Path,
     assert [text for text in wanted if text not in said] == []
     assert "Traceback" not in said
     assert not list(tmp_path.glob("**/*.jsonl"))
+
+
+def test_launches_without_a_measured_step_are_refused_before_any_rank_starts(project: Path, tmp_path: Path) -> None:
+    finished = command(project, "compare.pairs=2", "steps=3", "global_batch_size=8", f"hydra.sweep.dir={tmp_path}/sweep")
+    said = "compare.pairs=2 compares measured steps, and steps=3 leaves none after warmup_steps=3: use steps=4 or more."
+    assert finished.returncode == 1 and said in finished.stdout + finished.stderr
+    assert not list(tmp_path.glob("**/*.jsonl"))

@@ -8,7 +8,7 @@ from harness import trials
 from harness.compare.order import EXTRA_PAIRS
 from harness.plan import RunPlan
 from harness.rundir import RunDir
-from tests.reports import MACHINE, failed_result, job_of, result_of
+from tests.reports import MACHINE, disturbed, failed_result, job_of, result_of
 
 
 class Launched(list):
@@ -42,14 +42,6 @@ def made(group, pairs=4, aa=False):
     return list({one.plan.job: one for one in trials.run_trials(group, pairs, MACHINE, aa)}.values())
 
 
-def disturbed(nprocs=1):
-    """Return a run in which a page had to be read from the disk."""
-    result = result_of(nprocs)
-    at = {"t": 100.0, "run_delay_s": None, "pressure_s": None, "throttled": 0, "involuntary_switches": 0}
-    meters = ({**at, "name": "warm", "major_faults": 0}, {**at, "t": 100.1, "name": "last step", "major_faults": 3})
-    return dataclasses.replace(result, ranks=tuple(dataclasses.replace(rank, meters=meters) for rank in result.ranks))
-
-
 def numbers(groups):
     return [[one.plan.job for one in group] for group in groups]
 
@@ -57,6 +49,15 @@ def numbers(groups):
 def test_jobs_that_do_the_same_work_make_a_group():
     jobs = [job_of(0), job_of(1, "launch"), job_of(2, nprocs=2), job_of(3, "launch", 2), job_of(4, seed=7), job_of(5, "launch")]
     assert numbers(trials.groups(jobs, aa=False)) == [[0, 1, 2, 3, 5]]
+
+
+def test_whoever_may_be_paired_with_a_member_belongs_to_a_group_and_links_two():
+    weak = job_of(1, nprocs=2, global_batch_size=64)
+    assert numbers(trials.groups([job_of(0), weak, job_of(2, nprocs=2, global_batch_size=32)], aa=False)) == [[0, 1, 2]]
+    far = job_of(0, nprocs=2, global_batch_size=32)
+    apart = [far, weak, job_of(3, seed=7), job_of(4, "launch", seed=7)]
+    assert numbers(trials.groups(apart, aa=False)) == [[3, 4]]
+    assert numbers(trials.groups([*apart, job_of(5)], aa=False)) == [[0, 1, 5], [3, 4]]
 
 
 def test_a_job_without_a_counterpart_is_launched_against_itself_where_that_is_asked_for():
@@ -74,6 +75,7 @@ def test_launches_come_in_abba_order_unverified_in_folders_of_their_own(launched
     assert order in ([0, 1, 1, 0, 0, 1, 1, 0], [1, 0, 0, 1, 1, 0, 0, 1])
     assert [(plan.trial.order, plan.trial.pair) for plan in launched] == [(n, n // 2) for n in range(8)]
     assert {(plan.train.compare, plan.train.checkpoint_every) for plan in launched} == {("off", 0)}
+    assert {plan.trial.among for plan in launched} == {0}
     assert [len(job.trials) for job in jobs] == [4, 4]
     assert RunPlan.read(RunDir(tmp_path / str(order[3])).trial(3)) == launched[3]
 
@@ -94,7 +96,7 @@ def test_against_itself_each_job_is_launched_twice_as_often(launched, tmp_path):
 
 
 def test_a_disturbed_pair_is_repeated_in_its_own_order_and_kept(launched, tmp_path):
-    launched.results = {2: disturbed()}
+    launched.results = {2: disturbed(result_of(1))}
     jobs = made(pair_of_jobs(tmp_path))
     assert [plan.job for plan in launched[8:]] == [plan.job for plan in launched[2:4]]
     assert [(p.trial.pair, p.trial.replaces) for p in launched[8:]] == [(4, 1), (4, 1)]
@@ -102,7 +104,7 @@ def test_a_disturbed_pair_is_repeated_in_its_own_order_and_kept(launched, tmp_pa
 
 
 def test_repeats_end(launched, tmp_path):
-    launched.results = dict.fromkeys(range(100), disturbed())
+    launched.results = dict.fromkeys(range(100), disturbed(result_of(1)))
     made(pair_of_jobs(tmp_path))
     assert len(launched) == 8 + 2 * EXTRA_PAIRS
 

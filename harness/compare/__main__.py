@@ -1,6 +1,6 @@
 """``python -m harness.compare DIR [DIR...] [--baseline DIR]``: all reports again from folders, without training or torch.
 
-Exit status 1 where a job failed or a verdict is red, or where nothing can be compared.
+Exit status 1 where a job, or a launch for a comparison, failed or a verdict is red, or where nothing can be compared.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _hold(folder: Path, baseline: SweepReport | None, table_only: bool) -> bool:
     except HarnessError as error:
         print(error, file=sys.stderr)
         return False
-    return all(tables.state(job) == "ok" for job in sweep.jobs)
+    return all(tables.is_well(job) for job in sweep.jobs)
 
 
 def parser() -> argparse.ArgumentParser:

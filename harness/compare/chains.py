@@ -110,6 +110,12 @@ def compare_ranks(ranks: Sequence[Chain], synchronised: bool) -> Rung:
     return conclude("R6", _drifting(ranks, kinds), detail)
 
 
+def are_all_synchronised(evidence: Evidence) -> bool:
+    """Return whether all buffers of a training must be equal on its ranks: none belongs to a layer that is not synchronised."""
+    names = evidence.get("synchronised")
+    return evidence["sync_bn"] and (names is None or set(names) >= set(evidence["steps"][0]["buffers"][0]))
+
+
 def _drifting(ranks: Sequence[Chain], kinds: Sequence[str]) -> Iterator[Mismatch]:
     for done in sorted(_dones(ranks)):
         for kind in kinds:
@@ -229,8 +235,15 @@ def compare_resumed(whole: Sequence[Chain], resumed: Sequence[Chain], determinis
     shared = _dones(whole) & _dones(resumed)
     if not shared:
         return not_checked("R12", "the whole run and the resumed one left no digests after the same step")
-    wrong = _differing(_only(whole, shared), _only(resumed, shared), ("the whole run", "the resumed one"))
+    expected = [_as_loaded(chain, whole[0], min(_dones(resumed))) for chain in _only(whole, shared)]
+    wrong = _differing(expected, _only(resumed, shared), ("the whole run", "the resumed one"))
     return settle("R12", wrong, deterministic, f"the resumed run has the whole run's digests, after {_after(shared)}")
+
+
+def _as_loaded(chain: Chain, first: Chain, done: int) -> Chain:
+    """Return a rank's chain with rank 0's buffers where a checkpoint was loaded: it holds those, as forward takes them."""
+    own = {kind: digest for kind, digest in _link_at(first, done).items() if kind == "buffers"}
+    return [{**link, **own} if link["done"] == done else link for link in chain]
 
 
 def _dones(run: Sequence[Chain]) -> set[int]:
@@ -296,6 +309,8 @@ def compare_observed(evidence: Evidence, rank_digests: Sequence[Chain]) -> Rung:
     The training's digests are each one for all parameters, all buffers and all optimizer state
     (:func:`harness.record.joined`); here the verified ones are joined by kind, as :func:`harness.digest.kind_digests` does.
     """
+    if evidence.get("data_goes_on"):
+        return not_checked("R13", "the data set has a generator of its own, which goes on from where the verification left it")
     verified = [_verified(evidence, rank) for rank in range(evidence["nprocs"])]
     shared = _dones(verified) & _dones(rank_digests)
     if not shared:

@@ -82,6 +82,8 @@ class Evidence(TypedDict):
     deterministic: bool
     sync_bn: bool
     has_batch_norm: bool
+    synchronised: NotRequired[list[str]]  # buffers of synchronised layers, equal on all ranks; absent: all, with sync_bn
+    data_goes_on: NotRequired[bool]  # the data set has generators of its own, which the verification has drawn from
     uses_random: bool  # a forward pass draws random numbers (dropout)
     find_unused_parameters: bool
     comm_hook: NotRequired[str]  # how gradients are compressed, by declaration; absent: not at all

@@ -141,7 +141,7 @@ def ranks(evidence: Evidence) -> Rung:
     steps = steps_of(evidence)
     if evidence["nprocs"] == 1:
         return not_checked("R6", ALONE)
-    buffers = ", buffers" if evidence["sync_bn"] else ""
+    buffers = ", synchronised buffers" if evidence["sync_bn"] else ""
     detail = f"states, lr, gradients{buffers} of {_ranks(evidence)} are equal in bits at {at(steps)}"
     return conclude("R6", _each(links.between_ranks, evidence, steps), detail)
 

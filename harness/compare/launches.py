@@ -32,13 +32,14 @@ class Launch:
         step_s: For each measured step (warm-up left out) the slowest rank's time.
         samples_per_step: Over all ranks: the global batch size.
         threads: Per rank.
+        workers: Processes that load data, per rank.
         machine: Digest of cores, CPU, memory and versions.
         cores: That the launch may use; None where unknown.
         wall_s: Length of the measured window.
         run_delay_s: In that window, of the rank that waited most; None where the kernel does not count it.
         step_delay_s: The same for each measured step, of the step's slowest rank; empty where not recorded.
         cpu_pressure: Share of the window in which a runnable task waited (``/proc/pressure/cpu``); None where unknown.
-        others_s: CPU time in the window that none of the ranks used; None where unknown. A rank's data workers count here.
+        others_s: CPU time in the window that neither ranks nor their data workers used; None where unknown.
         throttled: How often the control group held a rank back in the window.
         major_faults: Page faults in the window that had to read a disk.
         involuntary_switches: In the window, per rank; used where ``run_delay_s`` is None.
@@ -62,6 +63,7 @@ class Launch:
     throttled: int = 0
     major_faults: int = 0
     involuntary_switches: int = 0
+    workers: int = 0
 
     @property
     def oversubscribed(self) -> bool:
@@ -70,8 +72,8 @@ class Launch:
 
     @property
     def crowded(self) -> bool:
-        """True where the launch's own threads outnumber the cores, so that they wait for each other."""
-        return self.cores is not None and self.nprocs * max(1, self.threads) > self.cores
+        """True where the launch's own threads and data workers outnumber the cores, so that they wait for each other."""
+        return self.cores is not None and self.nprocs * (max(1, self.threads) + self.workers) > self.cores
 
     @property
     def delay_share(self) -> float | None:

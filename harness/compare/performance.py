@@ -18,6 +18,7 @@ from harness.compare.launches import (
     Launch,
     Quantity,
     adjustable,
+    contamination,
     counted,
     reasons,
     require_comparable,
@@ -281,7 +282,8 @@ def _on_adjustment(found: _Evidence) -> str:
     if own.quiet:
         why = f"had the cores to itself (others used {own.others:.2f} of them)"
     else:
-        asked = f"{plural(own.nprocs, 'rank')} with {plural(max(1, own.threads), 'thread')} each"
+        workers = f" and {plural(own.workers, 'data worker')}" if own.workers else ""
+        asked = f"{plural(own.nprocs, 'rank')} with {plural(max(1, own.threads), 'thread')}{workers} each"
         why = f"runs {asked} on {plural(own.cores or 0, 'core')}"
     return f"{own.arm} {why}: its run-delay is its own, none is subtracted."
 
@@ -314,11 +316,7 @@ def resolution(launches: Sequence[Launch], quantity: Quantity = "throughput", po
     the half-width h of the 95 % interval is found by half of all comparisons; ``power`` asks for
     h (1 + t_power / t_0.975).
     """
-    counted = sorted((launch for launch in launches if launch.pair is not None), key=lambda launch: launch.order)
-    require_comparable(counted)
-    pairs = zip(counted[::2], counted[1::2], strict=False)
-    turned = [(b, a) if i % 2 else (a, b) for i, (a, b) in enumerate(pairs)]
-    clean = [both for both in turned if not reasons(both)]
+    clean = _clean_pairs_of_one(launches)
     if len(clean) < 2:
         return None
     logs = _logs(clean, quantity, all(adjustable(launch) for both in clean for launch in both))
@@ -326,6 +324,26 @@ def resolution(launches: Sequence[Launch], quantity: Quantity = "throughput", po
     share = stats.student_t_quantile(power, df) / stats.student_t_quantile(0.975, df)
     smallest = math.exp((inner.high - inner.low) / 2 * (1 + share))
     return _resolution(quantity, smallest, stats.paired_ratio(logs), not inner.contains(0.0))
+
+
+def _clean_pairs_of_one(launches: Sequence[Launch]) -> list[tuple[Launch, Launch]]:
+    counted = sorted((launch for launch in launches if launch.pair is not None), key=lambda launch: launch.order)
+    require_comparable(counted)
+    pairs = zip(counted[::2], counted[1::2], strict=False)
+    turned = [(b, a) if i % 2 else (a, b) for i, (a, b) in enumerate(pairs)]
+    return [both for both in turned if not reasons(both)]
+
+
+def unresolved(launches: Sequence[Launch]) -> str:
+    """Return why :func:`resolution` says nothing of the launches; empty where it does."""
+    clean = len(_clean_pairs_of_one(launches)) if launches else 0
+    if clean >= 2:
+        return ""
+    disturbed = [why for launch in launches if (why := contamination(launch))]
+    if disturbed:
+        were = "was" if len(disturbed) == 1 else "were"
+        return f"nothing can be said, {len(disturbed)} of {len(launches)} launches {were} disturbed ({disturbed[0][0]})"
+    return f"nothing can be said, that needs 2 clean pairs, and there {'is 1' if clean == 1 else 'is none'}"
 
 
 def _resolution(quantity: Quantity, smallest: float, apparent: stats.PairedRatio, biased: bool) -> Resolution:

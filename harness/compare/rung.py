@@ -102,8 +102,8 @@ _ABOUT: Mapping[str, _About] = {
     ),
     "R1": _About(
         "partition", "bits", 0,
-        "the data is not sharded, shards overlap, the last batch is dropped or padded with duplicates, or the epoch is not "
-        "set, so that each one has the same order",
+        "the data is not sharded, shards overlap, the last batch is dropped or padded with duplicates, the epoch is not "
+        "set, so that each one has the same order, or dataset() differs by rank",
     ),
     "R2": _About(
         "birth", "bits", None,
@@ -114,7 +114,7 @@ _ABOUT: Mapping[str, _About] = {
         "local replay", "bits", None,
         "the loss is scaled, gradient accumulation lacks its divisor, gradients were not set to zero, clipping comes before "
         "the reduction, the model is in evaluation mode, another number of threads, recipe or model keep state outside of "
-        "buffers, or a faulty device",
+        "buffers or do something else by rank, or a faulty device",
     ),
     "R4": _About(
         "reduction", "theorem", 1,
@@ -124,23 +124,27 @@ _ABOUT: Mapping[str, _About] = {
     "R5": _About(
         "update", "bits", None,
         "the learning rate is scaled, the scheduler steps more than once a step, a parameter is missing in the optimizer, a "
-        "step was skipped, momentum was lost, or gradients are clipped at another place",
+        "step was skipped, momentum was lost, gradients are clipped at another place, the optimizer differs by rank, draws "
+        "random numbers or asks for the number of ranks, or forward changes weights by what a rank sees",
     ),
     "R6": _About(
         "ranks", "bits", None,
-        "one rank got an update, a setting or a random number that the others did not: the ranks drift apart",
+        "one rank got an update, a setting or a random number that the others did not, or forward changes weights by what a "
+        "rank sees: the ranks drift apart",
     ),
     "R7": _About(
         "mathematics", "declared", 1,
         "shards of unequal size are averaged as if they were equal, losses of tokens are normalised on each rank, the "
-        "divisor is wrong, loss() of the recipe returns a sum, where it must return the mean or (sum, count), or the loss or a "
-        "layer looks across the samples of a batch (pairs, statistics), of which a rank has only its part",
+        "divisor is wrong, loss() of the recipe returns a sum, where it must return the mean or (sum, count), or asks for the "
+        "number of ranks, or the loss or a layer looks across the samples of a batch (pairs, statistics), of which a rank has "
+        "only its part",
     ),
     "R8": _About(
         "precision", "measured", 4,
-        "loss() of the recipe returns a sum, where it must return the mean or (sum, count), or draws random numbers; the loss "
-        "or a layer looks across the samples of a batch (pairs, statistics), of which a rank has only its part; or mixed "
-        "precision, TF32 or a reduction in 16 bits loses more than one process in the same precision does",
+        "loss() of the recipe returns a sum, where it must return the mean or (sum, count), draws random numbers or asks for "
+        "the number of ranks; a hook changes gradients by what a rank sees; the loss or a layer looks across the samples of a "
+        "batch (pairs, statistics), of which a rank has only its part; or mixed precision, TF32 or a reduction in 16 bits "
+        "loses more than one process in the same precision does",
     ),
     "R9": _About(
         "report", "declared", 1e-12,
@@ -152,15 +156,17 @@ _ABOUT: Mapping[str, _About] = {
     ),
     "R11": _About(
         "buffers and RNG", "bits", None,
-        "BatchNorm's statistics on a rank are stale, or ranks draw the same dropout masks",
+        "BatchNorm's statistics or settings on a rank are not the others', or ranks draw the same dropout masks",
     ),
     "R12": _About(
         "resume", "bits", None,
-        "the state of optimizer, scheduler, sampler or random generators is not saved, or not restored",
+        "the state of optimizer, scheduler, sampler or random generators is not saved, or not restored, or the training has "
+        "state elsewhere: in a buffer that is not persistent, an attribute, the data set",
     ),
     "R13": _About(
         "observer", "bits", None,
-        "a kernel is not deterministic (deterministic=false then compares within noise), or watching the run changes it",
+        "a kernel is not deterministic (deterministic=false then compares within noise), state that outlives a training's end "
+        "(in a class, a module, the data set), or watching the run changes it",
     ),
     "R14": _About(
         "movement", "bits", None,

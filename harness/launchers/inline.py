@@ -99,15 +99,21 @@ class _Tee:
 
     def __init__(self, stream: TextIO, log: TextIO) -> None:
         self._stream = stream
-        self._log = log
+        self._log: TextIO | None = log
 
     def write(self, text: str) -> int:
-        self._log.write(text)
+        if self._log is not None:
+            self._log.write(text)
         return self._stream.write(text)
 
     def flush(self) -> None:
         self._stream.flush()
-        self._log.flush()
+        if self._log is not None:
+            self._log.flush()
+
+    def part(self) -> None:
+        """Write to the first stream alone from now on: whoever took this one for it, such as a log handler, still has it."""
+        self._log = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -116,8 +122,11 @@ class _Tee:
 @contextmanager
 def _tee(log: TextIO) -> Iterator[None]:
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Tee(before[0], log), _Tee(before[1], log)
+    tees = _Tee(before[0], log), _Tee(before[1], log)
+    sys.stdout, sys.stderr = tees
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
+        for tee in tees:
+            tee.part()

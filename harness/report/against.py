@@ -100,6 +100,9 @@ def _pair(job: JobReport, before: JobReport, sweep: SweepReport, baseline: Sweep
         speed = compare([dataclasses.replace(launch, arm="baseline") for launch in then], now)
     except NotComparable:
         speed = None
+    if not several:
+        # Their own runs were compared, and are what the table shows.
+        job, before = dataclasses.replace(job, clean=()), dataclasses.replace(before, clean=())
     return Pair(job, before, speed, _arithmetic(job, before))
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.compare.launches import Launch
+from harness.compare.launches import OTHERS_LIMIT, Launch
 from harness.compare.phases import PROOF, phases
 from harness.record import RankResult
 from harness.report.marks import marks_of
@@ -23,6 +23,9 @@ NOT_THE_WORK = frozenset(
 )
 """Settings of the training that do not change what is to be computed, so that jobs which differ in them are compared."""
 
+SHORTEST_WINDOW_S = 0.25
+"""In a shorter window what others used is not known: a core's idle time comes in units of 10 ms."""
+
 
 def work(job: JobReport) -> dict[str, Any]:
     """Return the settings that decide what is computed, by name."""
@@ -34,6 +37,12 @@ def trials_of(job: JobReport, machine: Mapping[str, str]) -> list[Launch]:
     """Return every trial of a job as numbers to compare; one that failed is missing, and so counts as disturbed."""
     done = [(plan, result) for plan, result in job.trials if result.status == "ok"]
     return [launch_of(dataclasses.replace(job, plan=plan, result=result), machine) for plan, result in done]
+
+
+def launched_in_turn(jobs: Sequence[JobReport]) -> bool:
+    """Return whether all of these jobs were launched for a comparison, and for the same one, so that launches make pairs."""
+    among = {plan.trial.among for job in jobs for plan, _ in job.trials if plan.trial}
+    return len(among) == 1 and all(job.trials for job in jobs)
 
 
 def launch_of(job: JobReport, machine: Mapping[str, str]) -> Launch:
@@ -51,6 +60,7 @@ def launch_of(job: JobReport, machine: Mapping[str, str]) -> Launch:
         samples_per_step=job.plan.train.global_batch_size,
         nprocs=job.plan.nprocs,
         threads=job.plan.threads,
+        workers=job.plan.train.num_workers,
         machine=digest(machine),
         cores=int(machine["cores"]) if machine.get("cores", "").isdigit() else None,
         wall_s=wall_s,
@@ -80,10 +90,15 @@ def _window(rank: RankResult) -> dict[str, float]:
 
 
 def _others_s(windows: Sequence[Mapping[str, float]]) -> float | None:
-    busy = _largest(windows, "busy_s")
-    if busy is None or not all("cpu_s" in window for window in windows):
+    """Return the CPU time in the window that no rank used; None where it is not known well enough.
+
+    Ranks that are bound to different cores each see their own alone: together they then used more than any of them saw.
+    """
+    busy, wall_s = _largest(windows, "busy_s"), _largest(windows, "t") or 0.0
+    if busy is None or wall_s < SHORTEST_WINDOW_S or not all("cpu_s" in window for window in windows):
         return None
-    return max(0.0, busy - sum(window["cpu_s"] for window in windows))
+    others = busy - sum(window["cpu_s"] for window in windows)
+    return max(0.0, others) if others >= -OTHERS_LIMIT * wall_s else None
 
 
 def _largest(windows: Sequence[Mapping[str, float]], name: str) -> float | None:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from harness import stats
 from harness.compare.communication import algorithm_bandwidth, bus_bandwidth
+from harness.report.marks import oversubscribed
 from harness.report.sweep_report import JobReport, SweepReport
-from harness.report.table import Table, grouped
+from harness.report.table import Table, grouped, ranges
 
 UNITS = ((1024**2, "MiB"), (1024, "KiB"), (1, "B"))
+RECIPE = "recipes.allreduce.AllReduce"
+"""The recipe that measures, and trains nothing."""
 
 
 def bandwidth_table(sweep: SweepReport) -> Table | None:
@@ -20,6 +23,14 @@ def bandwidth_table(sweep: SweepReport) -> Table | None:
     columns = ("job", "ranks", "message", "time", "algbw", "busbw")
     cells = tuple((str(job.plan.job), str(job.plan.nprocs), *_cells(job, size, time_s)) for job, size, time_s in rows)
     return Table(columns, (True,) * len(columns), cells, tuple(job.plan.job for job, *_ in rows), ("ok",) * len(rows))
+
+
+def crowded_bandwidth(sweep: SweepReport) -> list[str]:
+    """Return which jobs measured bandwidth with more ranks than cores."""
+    cores = sweep.machine.get("cores", "")
+    crowded = [job.plan.job for job in sweep.jobs if oversubscribed(job, cores) and measured(job)]
+    what = "more ranks than cores take turns: bandwidths there say little of how fast messages travel"
+    return [f"job {ranges(crowded)}: {what}."] if crowded else []
 
 
 def measured(job: JobReport) -> list[tuple[int, float]]:

@@ -8,11 +8,11 @@ from typing import Any
 
 from harness.compare.chains import compare_runs, differences
 from harness.compare.launches import contamination
-from harness.compare.performance import MARGINS, PerformanceVerdict, Resolution, compare, resolution
+from harness.compare.performance import MARGINS, PerformanceVerdict, compare, resolution, unresolved
 from harness.errors import NotComparable
 from harness.plan import RunPlan
 from harness.record import RankResult
-from harness.report.arms import launch_of, trials_of, work
+from harness.report.arms import launch_of, launched_in_turn, trials_of, work
 from harness.report.efficiency import scaling_sentences
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import step_times
@@ -35,10 +35,12 @@ def _remarks(jobs: Sequence[JobReport], machine: Mapping[str, str]) -> dict[int,
         found[number].insert(0, sentence)
     compared = {number for job in jobs if job.speed or job.pace for number in (job.plan.job, job.baseline, job.rival)}
     for job in jobs:
-        if job.plan.train is None or job.result.status != "ok" or job.trials or job.plan.job in compared or not step_times(job):
+        if job.plan.train is None or job.result.status != "ok" or job.clean or job.plan.job in compared or not step_times(job):
             continue
-        if reasons := contamination(launch_of(job, machine)):
-            found[job.plan.job].insert(0, f"The machine was disturbed while it ran ({reasons[0]}): its times say little.")
+        trials = trials_of(job, machine) if not job.strayed else []
+        reasons = [contamination(launch) for launch in trials or [launch_of(job, machine)]]
+        if all(reasons):
+            found[job.plan.job].insert(0, f"The machine was disturbed while it ran ({reasons[0][0]}): its times say little.")
     return {number: sentences for number, sentences in found.items() if sentences}
 
 
@@ -50,7 +52,7 @@ def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str,
     job = dataclasses.replace(_against_launchers(job, before), strayed=tuple(_strayed(job)))
     if job.baseline is not None or not step_times(job):
         return job
-    job = dataclasses.replace(job, resolutions=tuple(_resolutions(job, machine)))
+    job = _against_itself(dataclasses.replace(job, clean=tuple(_clean(job, machine))), machine)
     base = next((one for one in before if one.baseline == one.plan.job and work(one) == work(job)), None)
     if base is None:
         return dataclasses.replace(job, baseline=job.plan.job)
@@ -71,6 +73,9 @@ def _speed(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> Perfo
     if base.strayed or job.strayed:
         return None
     paired = _paired(base, job)
+    if not paired and (base.trials or job.trials):
+        # The table shows launches that were never in turn with the other's.
+        return None
     mine, theirs = (trials_of(one, machine) if paired else [launch_of(one, machine)] for one in (job, base))
     try:
         return compare(theirs, mine, varied=("nprocs", "threads"))
@@ -92,7 +97,7 @@ def _against_rival(job: JobReport, before: Sequence[JobReport], machine: Mapping
 
 
 def _paired(base: JobReport, job: JobReport) -> bool:
-    return bool(base.trials and job.trials) and may_pair(base.plan, job.plan)
+    return launched_in_turn((base, job)) and may_pair(base.plan, job.plan)
 
 
 def _strayed(job: JobReport) -> Iterator[int]:
@@ -119,19 +124,29 @@ def _per_rank(plan: RunPlan) -> float:
     return plan.train.global_batch_size / plan.nprocs
 
 
-def _resolutions(job: JobReport, machine: Mapping[str, str]) -> Iterator[Resolution]:
-    """Yield what the launches of one job, held against each other, show of the machine, if that was asked for."""
-    launches = trials_of(job, machine) if not job.strayed else []
-    if launches and all(plan.trial and plan.trial.aa for plan, _ in job.trials):
-        yield from filter(None, (resolution(launches, quantity) for quantity in MARGINS))
+def _clean(job: JobReport, machine: Mapping[str, str]) -> list[int]:
+    """Return the numbers of the launches that the job's times rest on: none where training strayed in any."""
+    found = trials_of(job, machine) if not job.strayed else []
+    return [launch.order for launch in found if launch.step_s and not contamination(launch)]
+
+
+def _against_itself(job: JobReport, machine: Mapping[str, str]) -> JobReport:
+    """Return the job with what its launches, held against each other, show of the machine, if that was asked for."""
+    if not job.trials or job.strayed or not all(plan.trial and plan.trial.aa for plan, _ in job.trials):
+        return job
+    launches = trials_of(job, machine)
+    found = tuple(filter(None, (resolution(launches, quantity) for quantity in MARGINS))) if launches else ()
+    return dataclasses.replace(job, resolutions=found, unresolved="" if found else unresolved(launches))
 
 
 # The same, bit for bit
 
 
 def _twin(job: JobReport, before: Sequence[JobReport]) -> int | None:
+    """Return the first job that trained the same bits at the same work: what was proved of another's says nothing here."""
     mine = digests(job)
-    return next((one.plan.job for one in before if mine and one.result.status == "ok" and digests(one) == mine), None)
+    same = (one for one in before if mine and one.result.status == "ok" and digests(one) == mine and work(one) == work(job))
+    return next((one.plan.job for one in same), None)
 
 
 def digests(job: JobReport) -> list[tuple[Any, ...]]:

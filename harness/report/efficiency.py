@@ -8,7 +8,7 @@ from typing import Any
 from harness.compare.launches import Launch
 from harness.compare.scaling import scaling
 from harness.errors import NotComparable
-from harness.report.arms import launch_of, trials_of, work
+from harness.report.arms import launch_of, launched_in_turn, trials_of, work
 from harness.report.sweep_report import JobReport
 from harness.report.table import settings, step_times
 
@@ -40,7 +40,8 @@ def _sentence(plain: JobReport, single: JobReport | None, many: JobReport, machi
 def _launches(arms: Sequence[JobReport], machine: Mapping[str, str]) -> list[list[Launch]]:
     """Return what was launched in turn, where all arms were and trained what was verified; else the jobs' own runs."""
     orders = [plan.trial.order for arm in arms for plan, _ in arm.trials if plan.trial]
-    if all(arm.trials and not arm.strayed for arm in arms) and len(set(orders)) == len(orders):
+    # Older records do not tell who was launched among whom; there, a number that occurs twice does.
+    if launched_in_turn(arms) and not any(arm.strayed for arm in arms) and len(set(orders)) == len(orders):
         return [trials_of(arm, machine) for arm in arms]
     return [[launch_of(arm, machine)] for arm in arms]
 

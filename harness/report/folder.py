@@ -14,6 +14,7 @@ from harness.compare import correctness
 from harness.compare.audit import CORRECT, trials_of
 from harness.compare.chains import (
     RESUMES,
+    are_all_synchronised,
     chains_of,
     compare_observed,
     compare_ranks,
@@ -22,6 +23,7 @@ from harness.compare.chains import (
     may_share_reference,
 )
 from harness.compare.correctness import Verdict
+from harness.compare.evidence import Evidence
 from harness.compare.rung import Rung, not_checked
 from harness.errors import NotComparable
 from harness.plan import RunPlan, TrainPlan
@@ -182,11 +184,12 @@ def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str
 
 def _of_training(plan: RunPlan, train: TrainPlan, run: RunDir, result: RunResult) -> Iterator[Rung]:
     """Yield the rungs of a whole training that has ended well."""
-    yield compare_ranks(chains_of(result), train.sync_bn)
+    evidence: Evidence = _read_record(run.evidence)
+    yield compare_ranks(chains_of(result), are_all_synchronised(evidence))
     if train.resume:
         yield not_checked("R13", "the verified steps are the first ones, and this training went on from a checkpoint")
     else:
-        yield compare_observed(_read_record(run.evidence), chains_of(result))
+        yield compare_observed(evidence, chains_of(result))
     if train.compare in RESUMES:
         yield judge_resumed(plan, result, run, _read_inside(run.interrupted), _read_inside(run.resumed))
 

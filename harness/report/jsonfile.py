@@ -25,8 +25,8 @@ class Json:
 
 def sweep_json(sweep: SweepReport) -> dict[str, Any]:
     """Return the report of a sweep as plain data; JSON in the strict sense, without NaN."""
-    red = any(tables.state(job) != "ok" for job in sweep.jobs)
-    head = {"format": FORMAT, "folder": sweep.folder, "ok": not red, "machine": dict(sweep.machine)}
+    well = all(tables.is_well(job) for job in sweep.jobs)
+    head = {"format": FORMAT, "folder": sweep.folder, "ok": well, "machine": dict(sweep.machine)}
     jobs = [_strict({**_job(job), "remarks": list(sweep.remarks.get(job.plan.job, ()))}) for job in sweep.jobs]
     return {**head, "jobs": jobs}
 
@@ -49,6 +49,7 @@ def _job(job: JobReport) -> dict[str, Any]:
         "step_s": tables.step_s(job),
         "step_spread_s": tables.typical_step_s(job)[1],
         "num_launches": len(tables.launches(job)),
+        "failed_launches": [plan.trial.order for plan, result in job.trials if plan.trial and result.status != "ok"],
         "strayed_launches": list(job.strayed),
         "samples_per_s": tables.samples_per_s(job),
         "wall_s": tables.wall_s(job),
@@ -61,6 +62,7 @@ def _job(job: JobReport) -> dict[str, Any]:
         "pace": _speed(job.pace) if job.pace else None,
         "start": _speed(job.start) if job.start else None,
         "resolutions": [dataclasses.asdict(one) for one in job.resolutions],
+        "unresolved": job.unresolved,
         "identical_to": job.identical_to,
         "verdict": tables.state(job),
         "checks": [dataclasses.asdict(rung) for rung in job.correctness.rungs] if job.correctness else [],

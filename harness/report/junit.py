@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from harness.compare.rung import Rung
 from harness.report import table as tables
+from harness.report.notes import failed_launches
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.rundir import write_whole
 
@@ -27,7 +28,7 @@ class Junit:
 def sweep_junit(sweep: SweepReport) -> str:
     """Return the report of a sweep as JUnit's XML."""
     failures = sum(_red(job) is not None for job in sweep.jobs)
-    errors = sum(_red(job) is None and job.result.status != "ok" for job in sweep.jobs)
+    errors = sum(_red(job) is None and not tables.is_well(job) for job in sweep.jobs)
     counts = {"tests": len(sweep.jobs), "failures": failures, "errors": errors, "skipped": 0}
     numbers = {name: str(count) for name, count in counts.items()}
     suite = ElementTree.Element("testsuite", {"name": f"sweep {Path(sweep.folder).name}", **numbers})
@@ -49,6 +50,8 @@ def _case(job: JobReport, sweep: SweepReport) -> ElementTree.Element:
         _problem(case, "failure", f"{rung.name} {rung.title}: {rung.detail}", str(dict(rung.where or {})))
     elif job.result.status != "ok":
         _problem(case, "error", job.result.message, _trace(job))
+    elif said := failed_launches(job):
+        _problem(case, "error", said, said)
     ElementTree.SubElement(case, "system-out").text = _clean(f"{job.folder}\n{tables.verified_cell(job)}")
     return case
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from harness import stats
 from harness.compare.correctness import Rung
 from harness.compare.performance import PerformanceVerdict
+from harness.report.bandwidth import crowded_bandwidth
+from harness.report.build import may_pair
 from harness.report.rungs import place
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import launches, ranges, state, step_times
@@ -15,6 +17,8 @@ from harness.report.waiting import communication
 
 MOST_REMARKS = 12
 """So many of the remarks on single jobs are shown."""
+MOST_PAIRS = 20
+"""More pairs are not advised: nobody would wait for them."""
 FEWEST_STEPS = 16
 """A quarter of fewer measured steps is too short to say that the step time drifts."""
 
@@ -23,7 +27,8 @@ def notes(sweep: SweepReport) -> list[str]:
     """Return what every report says, a sentence each."""
     found = [f"{said}." for job in sweep.jobs for said in (*_undecided(job), *_of_rival(job), *_resolved(job))]
     found += disturbed(sweep.jobs) + compressed(sweep.jobs) + left_out(sweep.jobs) + unsteady(sweep.jobs)
-    found += strayed(sweep.jobs) + communication(sweep.jobs)
+    found += [f"job {job.plan.job}: {said}" for job in sweep.jobs if (said := failed_launches(job))]
+    found += strayed(sweep.jobs) + communication(sweep.jobs) + crowded_bandwidth(sweep)
     found += _remarks(sweep) + _unclaimed(sweep.jobs)
     return found + [f"job {job.plan.job}: {why_red(job)}" for job in sweep.jobs if state(job) == "red"]
 
@@ -70,7 +75,8 @@ def _of_rival(job: JobReport) -> list[str]:
 def _resolved(job: JobReport) -> list[str]:
     """Return what a job that was held against itself says of the machine."""
     names = {"throughput": "step", "start": "first step"}
-    return [f"job {job.plan.job} against itself, {names[one.quantity]}: {one.sentence}" for one in job.resolutions]
+    said = [f"job {job.plan.job} against itself, {names[one.quantity]}: {one.sentence}" for one in job.resolutions]
+    return [*said, *([f"job {job.plan.job} against itself: {job.unresolved}"] if job.unresolved else [])]
 
 
 def disturbed(jobs: Iterable[JobReport]) -> list[str]:
@@ -106,6 +112,18 @@ def left_out(jobs: Iterable[JobReport]) -> list[str]:
     return found
 
 
+def failed_launches(job: JobReport) -> str:
+    """Return how many launches for a comparison failed, and the first one's message; empty where all ended well."""
+    failed = [(plan, result) for plan, result in job.trials if result.status != "ok"]
+    if not failed:
+        return ""
+    plan, result = failed[0]
+    order = plan.trial.order if plan.trial else 0
+    why = result.message.partition("\n")[0].rstrip(".")
+    count = f"{len(failed)} of its {len(job.trials)} launches for the comparison failed"
+    return f"{count} (launch {order}: {why}): {'its pair is' if len(failed) == 1 else 'their pairs are'} left out."
+
+
 def strayed(jobs: Iterable[JobReport]) -> list[str]:
     """Return which launches trained something else than was verified: how fast that is says nothing of the job."""
     what = "trained other bits than the job's own run, which was verified: no speed rests on it"
@@ -119,24 +137,36 @@ def unsteady(jobs: Iterable[JobReport]) -> list[str]:
         runs = [times for one in launches(job) if len(times := step_times(one)) >= FEWEST_STEPS]
         found = [steady for times in runs if (steady := stats.steadiness(times)) and not steady.steady]
         if found:
-            drifts[job.plan.job] = stats.median([steady.last / steady.first for steady in found])
+            # Of several launches the one that drifts furthest: a median of drifts up and down says that there is none.
+            drifts[job.plan.job] = max((steady.last / steady.first for steady in found), key=_distance)
     if not drifts:
         return []
-    most = max(drifts, key=lambda number: abs(math.log(drifts[number])))
+    most = max(drifts, key=lambda number: _distance(drifts[number]))
     named = f" (job {most})" if len(drifts) > 1 else ""
     said = f"the last quarter's steps take {drifts[most]:.2f} times as long as the first's{named}"
     return [f"The step time is not steady in job {ranges(list(drifts))}: {said}."]
 
 
+def _distance(drift: float) -> float:
+    return abs(math.log(drift))
+
+
 def _unclaimed(jobs: Sequence[JobReport]) -> list[str]:
     """Return that one launch claims nothing, and how many pairs would, where that can be forecast."""
-    single = [job.speed for job in jobs if job.speed is not None and job.speed.pairs == 1]
+    plans = {job.plan.job: job.plan for job in jobs}
+    single = [(job, job.speed) for job in jobs if job.speed is not None and job.speed.pairs == 1]
     if not single:
         return []
-    forecasts = [speed.needed_pairs for speed in single if speed.needed_pairs is not None]
-    margin = f"{100 * single[0].margin:.3g} %"
-    guess = f" If launches vary as much as steps do, compare.pairs={max(forecasts)} would settle {margin}." if forecasts else ""
-    return [f"* No claim of speed: one pair of launches says nothing beyond its own spread.{guess}"]
+    in_turn = [speed for job, speed in single if job.baseline in plans and may_pair(plans[job.baseline], job.plan)]
+    forecasts = [speed.needed_pairs for speed in in_turn if speed.needed_pairs is not None]
+    return [f"* No claim of speed: one pair of launches says nothing beyond its own spread.{_advice(forecasts, single[0][1])}"]
+
+
+def _advice(forecasts: Sequence[int], speed: PerformanceVerdict) -> str:
+    if not forecasts:
+        return ""
+    pairs = f"compare.pairs={max(forecasts)}" if max(forecasts) <= MOST_PAIRS else f"more than {MOST_PAIRS} pairs"
+    return f" If launches vary as much as steps do, {pairs} would settle {100 * speed.margin:.3g} %."
 
 
 def why_red(job: JobReport) -> str:

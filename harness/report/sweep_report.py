@@ -28,7 +28,9 @@ class JobReport:
         start: The same for the time from the call to the first step.
         trials: Plan and result of each further launch, made to compare launchers.
         strayed: Their numbers that trained other bits than the job's own run, so that no speed rests on any of them.
+        clean: Their numbers that nothing disturbed: the job's times rest on these, where there are any, else on its own run.
         resolutions: What the job, held against itself, shows of the machine; empty unless that was asked for.
+        unresolved: Why it shows nothing, where that was asked for.
     """
 
     plan: RunPlan
@@ -45,7 +47,9 @@ class JobReport:
     start: PerformanceVerdict | None = None
     trials: tuple[tuple[RunPlan, RunResult], ...] = ()
     strayed: tuple[int, ...] = ()
+    clean: tuple[int, ...] = ()
     resolutions: tuple[Resolution, ...] = ()
+    unresolved: str = ""
 
 
 @dataclass(frozen=True)

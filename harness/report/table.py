@@ -82,9 +82,9 @@ def step_times(job: JobReport) -> list[float]:
 
 
 def launches(job: JobReport) -> list[JobReport]:
-    """Return the launches that a job's numbers rest on: those that compared launchers where there are any, else its own run."""
-    done = [dataclasses.replace(job, plan=plan, result=result) for plan, result in job.trials if result.status == "ok"]
-    return [one for one in done if step_times(one)] or [job]
+    """Return the launches that a job's numbers rest on: those that nothing disturbed of a comparison, else its own run."""
+    found = [(plan, result) for plan, result in job.trials if plan.trial and plan.trial.order in job.clean]
+    return [dataclasses.replace(job, plan=plan, result=result) for plan, result in found] or [job]
 
 
 def step_s(job: JobReport) -> float:
@@ -131,6 +131,11 @@ def state(job: JobReport) -> str:
     if job.result.status != "ok":
         return "failed"
     return "red" if job.correctness is not None and job.correctness.failed is not None else "ok"
+
+
+def is_well(job: JobReport) -> bool:
+    """Return whether the job's own run, the verdict on it and every launch for a comparison ended well."""
+    return state(job) == "ok" and all(result.status == "ok" for _, result in job.trials)
 
 
 # How they are written

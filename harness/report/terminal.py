@@ -15,7 +15,7 @@ from rich.text import Text
 
 from harness.record import ratio
 from harness.report import table as tables
-from harness.report.bandwidth import bandwidth_table
+from harness.report.bandwidth import RECIPE, bandwidth_table
 from harness.report.notes import failures, notes
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.text import Line, both_ends, flow, paragraph, table_lines
@@ -126,13 +126,13 @@ def _facts_of(job: Job) -> list[str]:
     plan, train = job.plan, job.plan.train
     assert train is not None
     length = f"{train.epochs} epochs" if train.steps is None else f"{train.steps} steps"
+    trained = [f"global batch {train.global_batch_size}", length] if train.recipe.get("_target_") != RECIPE else []
     reason = f" ({plan.backend_reason})" if plan.backend_reason.startswith("auto") else ""
     recipe = job.label.get("recipe") or str(train.recipe.get("_target_", "")).rpartition(".")[2]
     resumed = [f"resumes {train.resume}"] if train.resume else []
     return [
         recipe,
-        f"global batch {train.global_batch_size}",
-        length,
+        *trained,
         f"seed {train.seed}",
         f"{plan.backend}{reason}",
         *resumed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from harness.context import recorder
 from harness.environ import usable_cores, wanted_threads
+from harness.launchers.inline import _tee
 from harness.lifetime import sign
 from harness.rank import _scratch
 from harness.rundir import RunDir
@@ -172,3 +174,12 @@ def test_exit_codes_survive_an_ignored_sigchld(how: str, echo: Echo) -> None:
 
 def test_all_launchers_are_covered() -> None:
     assert {method for method, _ in STARTS.values()} == {"spawn", "launch", "torchrun"}
+
+
+def test_a_log_handler_made_by_an_inline_rank_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (tmp_path / "log").open("w") as log, _tee(log):
+        handler = logging.StreamHandler(sys.stdout)
+        handler.emit(logging.makeLogRecord({"msg": "in it"}))
+    handler.emit(logging.makeLogRecord({"msg": "after it"}))
+    assert capsys.readouterr() == ("in it\nafter it\n", "")
+    assert (tmp_path / "log").read_text() == "in it\n"
