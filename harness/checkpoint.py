@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from harness.errors import ConfigError
-from harness.rundir import RunDir
+from harness.rundir import find_checkpoint
 from harness.seeds import seed_rank
 from harness.state import random_states, set_random_states
 from harness.trainer import Trainer
@@ -83,22 +83,8 @@ def load(trainer: Trainer, path: Path) -> int:
     return step
 
 
-def find(path: Path) -> Path:
-    """Return the file of a checkpoint that is named by its path or its run's folder.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    file = RunDir(path).checkpoint if path.is_dir() else path
-    if not file.exists():
-        inside = sorted(path.glob(f"*/{file.name}")) if path.is_dir() else []
-        hint = f" Did you mean resume={inside[0].parent}?" if inside else " checkpoint_every=N writes some."
-        raise ConfigError(f"resume={path}: there is no checkpoint there.{hint}")
-    return file
-
-
 def _read(path: Path, device: torch.device) -> dict[str, Any]:
-    file = find(path)
+    file = find_checkpoint(path)
     try:
         content = torch.load(file, map_location=device, weights_only=False)
     except Exception as error:

@@ -36,7 +36,7 @@ from harness.report.notes import failed_launches
 from harness.report.reporter import Reporters
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.request import machine
-from harness.rundir import RunDir, read_value, write_whole
+from harness.rundir import RunDir, find_checkpoint, read_value, write_whole
 from harness.sweep import Job, alone_in, run_job
 from harness.task import describe_function
 from harness.trials import groups, run_trials
@@ -175,6 +175,18 @@ def plan_all(composed: Sequence[Composed], function: TaskFunction) -> list[Job]:
     return jobs
 
 
+def _no_checkpoint(one: Composed, train: TrainPlan) -> list[str]:
+    """Return that there is nothing to go on from, unless a job before this one may leave it."""
+    path = Path(os.getcwd(), train.resume or "")
+    if train.resume is None or path.is_relative_to(os.path.abspath(one.config.hydra.sweep.dir)):
+        return []
+    try:
+        find_checkpoint(path)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
 def shared_folders(composed: Sequence[Composed]) -> list[str]:
     """Return a sentence for each job that would write over an earlier one's folder."""
     owners: dict[Path, int] = {}
@@ -202,6 +214,7 @@ def plan_one(one: Composed, task: Task) -> Job:
     threads = _try(lambda: wanted_threads(environ, settings["threads"], usable_cores(), nprocs), problems)
     train = TrainPlan.from_config(settings["train"]) if settings["train"] else None
     problems += [*train.problems(nprocs), *_two_lengths(one), *_nothing_measured(train, settings["pairs"])] if train else []
+    problems += _no_checkpoint(one, train) if train else []
     if problems or placement is None or threads is None:
         raise ConfigError.of(problems)
     plan = RunPlan(

@@ -25,6 +25,7 @@ from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe
 from harness.record import Evaluation, Step, ratio
 from harness.reducing import reducing, reduction, watch
+from harness.rundir import find_checkpoint
 from harness.seeds import derive, seed_everything
 from harness.trainer import Seat, StepResult, Trainer
 from harness.verify import MakeTrainer, verify
@@ -51,7 +52,7 @@ def train(rank: Rank) -> float:
 
 def _train(rank: Rank, plan: TrainPlan, seat: Seat) -> float:
     if plan.resume:
-        checkpoint.find(Path(rank.plan.cwd, plan.resume))
+        find_checkpoint(Path(rank.plan.cwd, plan.resume))
     recipe = make_recipe(plan.recipe)
     if hasattr(recipe, "measure"):
         return measure(rank, recipe, seat)

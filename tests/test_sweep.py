@@ -376,3 +376,11 @@ def test_launches_without_a_measured_step_are_refused_before_any_rank_starts(pro
     said = "compare.pairs=2 compares measured steps, and steps=3 leaves none after warmup_steps=3: use steps=4 or more."
     assert finished.returncode == 1 and said in finished.stdout + finished.stderr
     assert not list(tmp_path.glob("**/*.jsonl"))
+
+
+@pytest.mark.ranks
+def test_a_checkpoint_that_is_not_there_is_told_before_any_rank_starts(project: Path, tmp_path: Path) -> None:
+    finished = command(project, f"resume={tmp_path}/nowhere", "global_batch_size=8", f"hydra.sweep.dir={tmp_path}/sweep")
+    said = f"resume={tmp_path}/nowhere: there is no checkpoint there. checkpoint_every=N writes some."
+    assert finished.returncode == 1 and said in finished.stdout + finished.stderr
+    assert not list(tmp_path.glob("**/*.jsonl"))
