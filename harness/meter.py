@@ -100,13 +100,13 @@ def _pressure_s(path: Path = Path("/proc/pressure/cpu")) -> float | None:
 
 
 def _busy_s(path: Path = Path("/proc/stat")) -> float | None:
-    usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     try:
+        usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         total, *cores = (line.split() for line in path.read_text().splitlines() if line.startswith("cpu"))
         mine = [core for core in cores if core[0] in usable]
         # The total is rounded once, and not core by core.
         idle = sum(int(ticks) for line in ([total] if len(mine) == len(cores) else mine) for ticks in _idle(line))
-    except (OSError, ValueError):
+    except (AttributeError, OSError, ValueError):
         return None
     # Not the fields that say who was busy: ticks sample those, and miss threads that run for less than a tick.
     return len(mine) * time.monotonic() - idle / os.sysconf("SC_CLK_TCK")
