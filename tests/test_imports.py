@@ -53,7 +53,8 @@ BELOW_THE_TORCH_LINE = {
 """Modules that import torch when they are imported; only these, and rank programs inside functions, import them."""
 
 LAYERS = [
-    {"errors", "rundir"},
+    {"errors"},
+    {"rundir"},
     {"record", "faults.table"},
     {"plan"},
     {"environ", "lifetime"},
