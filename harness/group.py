@@ -24,13 +24,17 @@ _size_of = dist.get_world_size if dist.is_available() else None
 def as_one_process() -> Iterator[None]:
     """Have code that asks torch, or the environment, for its rank and the number of ranks hear 0 and 1 meanwhile."""
     variables = {name: value for name, value in RankEnvironment().variables().items() if name in os.environ}
-    before, functions = {name: os.environ[name] for name in variables}, (dist.get_rank, dist.get_world_size)
+    before = {name: os.environ[name] for name in variables}
+    answers = {"get_rank": lambda group=None: 0, "get_world_size": lambda group=None: 1}
+    functions = {name: getattr(dist, name) for name in answers if dist.is_available()}
     os.environ.update(variables)
-    dist.get_rank, dist.get_world_size = (lambda group=None: 0), (lambda group=None: 1)
     try:
+        for name in functions:
+            setattr(dist, name, answers[name])
         yield
     finally:
-        dist.get_rank, dist.get_world_size = functions
+        for name, function in functions.items():
+            setattr(dist, name, function)
         os.environ.update(before)
 
 
