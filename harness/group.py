@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from harness.errors import Mismatch
 
 _size_of = dist.get_world_size if dist.is_available() else None
 """Torch's own, whatever :func:`as_one_process` puts in its place for a recipe."""
+
+
+_held: list[Tensor] = []
 
 
 @contextmanager
@@ -61,10 +65,18 @@ def require_one_model(model: nn.Module, group: ProcessGroup | None) -> None:
     Raises:
         Mismatch: They have not, on all ranks alike.
     """
-    described: list[list[tuple[str, str]]] = [[]] * world_size(group)
-    if len(described) == 1:
+    if world_size(group) == 1:
         return
-    dist.all_gather_object(described, described_tensors(model), group=group)
+    mine = described_tensors(model)
+    device = next(iter(model.parameters()), torch.empty(0)).device
+    told = torch.tensor(list(hashlib.sha256(repr(mine).encode()).digest()), dtype=torch.uint8, device=device)
+    # Held until the next time: a thread of gloo's that let go of them as the last one would want the interpreter's lock,
+    # and a data worker that is forked just then never comes out of its fork.
+    _held[:] = [told, *all_gather(told, group)]
+    if all(torch.equal(told, heard) for heard in _held[1:]):
+        return
+    described: list[list[tuple[str, str]]] = [[]] * world_size(group)
+    dist.all_gather_object(described, mine, group=group)
     rank, differing = next(((r, other) for r, other in enumerate(described) if other != described[0]), (0, described[0]))
     if rank:
         said = f"The ranks do not have the same model: {difference(described[0], differing, 'rank 0', f'rank {rank}')}."

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from harness.errors import ConfigError
+from harness.lifetime import let_threads_rest
 from harness.recipe import Recipe
 from harness.seeds import derive, epoch_order, seed_everything
 from harness.shard import global_batches
@@ -36,6 +37,8 @@ def load(dataset: Dataset[Any], batches: Sequence[Sequence[int]], recipe: Recipe
         generator=torch.Generator().manual_seed(seed),
         multiprocessing_context="fork" if num_workers else None,
     )
+    if num_workers:
+        let_threads_rest()
     return iter(loader)
 
 
