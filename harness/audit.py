@@ -22,13 +22,12 @@ from harness.compare.correctness import Verdict, judge
 from harness.compare.evidence import Evidence
 from harness.context import Rank
 from harness.errors import Mismatch
-from harness.exchange import OneProcess, answering, exchanging
+from harness.exchange import OneProcess, answering, as_one_process, exchanging
 from harness.faults import table
 from harness.faults.inject import seated, trainers
 from harness.faults.seams import DoesNotApply
 from harness.faults.table import FAULTS
 from harness.gradients import clip_, gradient_values
-from harness.group import as_one_process
 from harness.loader import collate_of, epoch_batches, to_device
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe, make_scheduler

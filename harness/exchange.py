@@ -7,6 +7,7 @@ for all.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from harness.environ import RankEnvironment
 from harness.errors import HarnessError
 from harness.group import all_gather, world_size
 
@@ -186,3 +188,21 @@ def answering(by: Callable[..., Any]) -> Iterator[None]:
     finally:
         for name, function in before.items():
             setattr(dist, name, function)
+
+
+@contextmanager
+def as_one_process() -> Iterator[None]:
+    """Have code that asks torch, or the environment, for its rank and the number of ranks hear 0 and 1 meanwhile."""
+    variables = {name: value for name, value in RankEnvironment().variables().items() if name in os.environ}
+    before = {name: os.environ[name] for name in variables}
+    answers = {"get_rank": lambda group=None: 0, "get_world_size": lambda group=None: 1}
+    functions = {name: getattr(dist, name) for name in answers if dist.is_available()}
+    os.environ.update(variables)
+    try:
+        for name in functions:
+            setattr(dist, name, answers[name])
+        yield
+    finally:
+        for name, function in functions.items():
+            setattr(dist, name, function)
+        os.environ.update(before)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import zip_longest
 
 import torch
@@ -14,32 +11,13 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn.parameter import is_lazy
 
-from harness.environ import RankEnvironment
 from harness.errors import Mismatch
 
 _size_of = dist.get_world_size if dist.is_available() else None
-"""Torch's own, whatever :func:`as_one_process` puts in its place for a recipe."""
+"""Torch's own, whatever :func:`harness.exchange.as_one_process` puts in its place for a recipe."""
 
 
 _held: list[Tensor] = []
-
-
-@contextmanager
-def as_one_process() -> Iterator[None]:
-    """Have code that asks torch, or the environment, for its rank and the number of ranks hear 0 and 1 meanwhile."""
-    variables = {name: value for name, value in RankEnvironment().variables().items() if name in os.environ}
-    before = {name: os.environ[name] for name in variables}
-    answers = {"get_rank": lambda group=None: 0, "get_world_size": lambda group=None: 1}
-    functions = {name: getattr(dist, name) for name in answers if dist.is_available()}
-    os.environ.update(variables)
-    try:
-        for name in functions:
-            setattr(dist, name, answers[name])
-        yield
-    finally:
-        for name, function in functions.items():
-            setattr(dist, name, function)
-        os.environ.update(before)
 
 
 def world_size(group: ProcessGroup | None) -> int:

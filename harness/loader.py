@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from harness.errors import ConfigError
-from harness.lifetime import let_threads_rest
+from harness.forking import let_threads_rest
 from harness.recipe import Recipe
 from harness.seeds import derive, epoch_order, seed_everything
 from harness.shard import global_batches

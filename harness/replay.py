@@ -31,8 +31,8 @@ from harness.activations import activations
 from harness.batchnorm import SyncBatchNorm, group_of, has_local_statistics, synchronised, with_fixed_statistics
 from harness.digest import Digests, digests, optimizer_digests, state_digests, value_digest
 from harness.errors import ConfigError, HarnessError
-from harness.exchange import Exchanged, OneProcess, Replaying, answering, exchanging
-from harness.group import as_one_process, world_size
+from harness.exchange import Exchanged, OneProcess, Replaying, answering, as_one_process, exchanging
+from harness.group import world_size
 from harness.narrowing import Narrowing
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe, make_scheduler

@@ -10,7 +10,8 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers a backend of as many ranks as one asks for
 
 from harness.distributed import leave_group
-from harness.group import as_one_process, world_size
+from harness.exchange import as_one_process
+from harness.group import world_size
 
 
 def test_a_recipe_hears_that_it_is_one_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import lifetime
+from harness import forking
 
 
 def test_threads_are_waited_for_until_they_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,9 +22,9 @@ def test_threads_are_waited_for_until_they_sleep(tmp_path: Path, monkeypatch: py
         if len(looks) == 3:
             (other / "stat").write_text("7 (a) name) S 1 2")
 
-    monkeypatch.setattr(lifetime.time, "sleep", sleep)
-    lifetime.let_threads_rest(tmp_path)
+    monkeypatch.setattr(forking.time, "sleep", sleep)
+    forking.let_threads_rest(tmp_path)
     assert len(looks) == 3
     (other / "stat").write_text("7 (a) name) R 1 2")
-    lifetime.let_threads_rest(tmp_path)
-    assert len(looks) == 3 + lifetime.MOST_LOOKS, "one that works for itself is not waited for for ever"
+    forking.let_threads_rest(tmp_path)
+    assert len(looks) == 3 + forking.MOST_LOOKS, "one that works for itself is not waited for for ever"
