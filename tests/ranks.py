@@ -2,7 +2,8 @@
 
 A module's ``CASES`` maps a name to a function of a :class:`~harness.trainer.Seat` and a folder that all groups share. What it
 returns in each rank, or the traceback of what it raised, is what :func:`run_cases` returns. Each case has a process group of
-its own, so that one which leaves its ranks in disorder spoils no other.
+its own, so that one which leaves its ranks in disorder spoils no other. A rank whose case is done at once leaves that group
+only when all have joined it, as the product's ranks do.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch._dynamo  # the first optimizer of every rank would import it
 import torch.distributed as dist
 
 from harness.distributed import leave_group
+from harness.environ import INIT_BARRIER
 from harness.lifetime import children_die_with_this_process, die_with_parent
 from harness.trainer import Seat
 
@@ -55,7 +57,7 @@ class Raised(str):
 def run_cases(module: str, sizes: Sequence[int], folder: Path) -> Outcomes:
     """Run all cases of a module in groups of these sizes, one group after another."""
     command = [sys.executable, "-m", "tests.ranks", module, str(folder), *map(str, sizes)]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", INIT_BARRIER: "1"}
     with subprocess.Popen(command, env=environment, cwd=Path(__file__).parents[1]) as process:
         try:
             process.wait(TIMEOUT_S)
@@ -92,6 +94,7 @@ def main(module: str, folder: Path, sizes: Sequence[int]) -> None:
 
 
 def _rank(cases: dict[str, Any], seat: Seat, folder: Path) -> None:
+    code = 1
     try:
         die_with_parent(os.getppid())
         faulthandler.enable()
@@ -101,10 +104,11 @@ def _rank(cases: dict[str, Any], seat: Seat, folder: Path) -> None:
         aside = folder / f"aside-{seat.world_size}-{seat.rank}"
         torch.save(results, aside)
         aside.rename(folder / f"results-{seat.world_size}-{seat.rank}.pt")
+        code = 0
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
 def _outcome(name: str, case: Any, seat: Seat, folder: Path) -> Any:
