@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import hydra
 from omegaconf import DictConfig
@@ -20,8 +21,10 @@ def main(cfg: DictConfig) -> float:
 
 def cli() -> None:
     """Run the command, with a warm server on the way while Hydra composes."""
+    from harness.config import refuse_nameless
     from harness.launchers.pool import warm_up_for
 
+    refuse_nameless(sys.argv[1:], Path(__file__).parent / "conf")
     if os.getcwd() not in sys.path:
         # As under python -m: a recipe of the user's own lies where the command is given.
         sys.path.insert(0, os.getcwd())

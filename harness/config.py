@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 
 def setting(default: Any, text: str) -> Any:
@@ -223,6 +225,27 @@ def own_folder(path: str) -> str:
                 sys.exit(f"{path} cannot be made: {error.strerror}. hydra.sweep.dir=FOLDER takes another.")
         _own_folders[path] = taken
     return _own_folders[path]
+
+
+def incomplete(error: OmegaConfBaseException) -> str:
+    """Return what to say of a setting that is missing, or that refers to what is."""
+    return f"The configuration is incomplete: {str(error).splitlines()[0]} ({error.full_key}). No rank was started."
+
+
+def refuse_nameless(arguments: Sequence[str], conf: Path) -> None:
+    """End the command where a group of ``conf`` is given a number, ``null`` or a truth value, which Hydra fails on with frames.
+
+    Raises:
+        SystemExit: With the options that there are.
+    """
+    for argument in arguments:
+        group, _, value = argument.partition("=")
+        options = sorted(path.stem for path in (conf / group).glob("*.yaml")) if group.isidentifier() else []
+        if options and any(_NAMELESS.fullmatch(choice) for choice in value.split(",")):
+            sys.exit(f"{argument} names no option of {group}: {', '.join(options)}. No rank was started.")
+
+
+_NAMELESS = re.compile(r"\s*(null|true|false|[+-]?\d[\d_.e+-]*)\s*", re.IGNORECASE)
 
 
 def register() -> None:

@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness import resuming
 from harness.compare.chains import may_share_reference
+from harness.config import incomplete
 from harness.environ import usable_cores, wanted_threads
 from harness.errors import ConfigError, HarnessError
 from harness.launchers import pool
@@ -80,8 +81,11 @@ def launch(
     before = HydraConfig.instance().cfg
     try:
         _refuse_run_dir(config)
-        composed = [compose(context, config, overrides, first + number) for number, overrides in enumerate(job_overrides)]
-        jobs = plan_all(composed, function)
+        try:
+            composed = [compose(context, config, overrides, first + number) for number, overrides in enumerate(job_overrides)]
+            jobs = plan_all(composed, function)
+        except OmegaConfBaseException as error:
+            raise ConfigError(incomplete(error)) from error
         with alone_in(Path(composed[0].config.hydra.sweep.dir)):
             return _run_all(context, function, composed, jobs)
     except HarnessError as error:

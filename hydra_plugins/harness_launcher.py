@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 
-from harness import config
+from harness.config import incomplete, register
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
-config.register()
+register()
 
 
 class HarnessLauncher(Launcher):
@@ -54,13 +54,13 @@ def _as_multirun(arguments: Sequence[str]) -> list[str]:
 
 
 class NeverBypassed(Callback):
-    """Sees to it that a single process never passes for N ranks: Hydra uses no launcher outside of a multirun."""
+    """Sees to it that a single process never passes for N ranks: Hydra uses no launcher outside of a multirun.
+
+    Hydra turns an exception from here into a warning, so what is refused is printed, and the command exits.
+    """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Start the same command again as a multirun; end it where the user has asked for a single run.
-
-        Hydra turns an exception from here into a warning, so this prints and exits.
-        """
+        """Start the same command again as a multirun; end it where the user has asked for a single run."""
         if {"hydra.mode=RUN", "--run", "-r"}.isdisjoint(sys.argv):
             os.execv(
                 sys.executable, [sys.executable, *sys.orig_argv[1 : -len(sys.argv[1:]) or None], *_as_multirun(sys.argv[1:])]
@@ -68,3 +68,14 @@ class NeverBypassed(Callback):
         nprocs = config.hydra.launcher.nprocs
         print(f"hydra.mode=RUN bypasses the launcher: nprocs={nprocs} would be one process. Leave it out.", file=sys.stderr)
         sys.exit(1)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """End the command where a setting of the launcher is missing, before Hydra fails on it with all its frames."""
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            OmegaConf.to_container(config.hydra.launcher, resolve=True, throw_on_missing=True)
+            str(config.hydra.sweep.dir)
+        except OmegaConfBaseException as error:
+            sys.exit(incomplete(error))

@@ -108,12 +108,19 @@ def run_py(*arguments):
             ["hydra.run.dir=here"],
             "hydra.run.dir=here names the folder of a single run, and every run is a sweep: use hydra.sweep.dir=here.",
         ),
+        (["~recipe"], "The configuration is incomplete: "),
+        (["nprocs=1,${no_such_setting}"], "Interpolation key 'no_such_setting' not found (hydra.launcher.nprocs)"),
+        (["hydra.sweep.dir=${no_such_setting}"], "Interpolation key 'no_such_setting' not found (hydra.sweep.dir)"),
+        (["hydra.sweep.subdir=${no_such_setting}"], "Interpolation key 'no_such_setting' not found (hydra.sweep.subdir)"),
+        (["recipe=mnist,null"], "recipe=mnist,null names no option of recipe: allreduce, mnist, se_resnext, transformer."),
+        (["fault=33"], "fault=33 names no option of fault: "),
     ],
 )
-def test_settings_that_would_be_passed_over_are_refused(arguments, message, tmp_path, monkeypatch):
+def test_settings_that_mean_nothing_are_refused(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run_py("nprocs=1", "backend=gloo", "launcher=launch", *arguments)
     assert done.returncode == 1 and message in done.stderr
+    assert "Traceback" not in done.stderr and "\n  File " not in done.stderr
     assert not (tmp_path / "here").exists() and not list(tmp_path.glob("**/plan.json"))
 
 
