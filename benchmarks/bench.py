@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def folders() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="bench-")
 
 
-def run(command: list[str], tries: int = 3, **environment: str) -> tuple[float, str]:
+def run(command: list[str], environment: Mapping[str, str], tries: int = 3) -> tuple[float, str]:
     """Run a command to its end; return CLOCK_MONOTONIC at its start, and what it printed."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +65,7 @@ def run(command: list[str], tries: int = 3, **environment: str) -> tuple[float, 
         )
         if done.returncode and tries > 1:
             print(f"failed with {done.returncode}, and is run again: {' '.join(command)}", file=sys.stderr)
-            return run(command, tries - 1, **environment)
+            return run(command, environment, tries - 1)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed ({done.returncode}):\n{done.stdout}\n{done.stderr}")
         return begin, done.stdout
@@ -73,14 +73,14 @@ def run(command: list[str], tries: int = 3, **environment: str) -> tuple[float, 
 
 def seconds(command: list[str], **environment: str) -> float:
     """Return how long a command takes, to its end."""
-    begin, _ = run(command, **environment)
+    begin, _ = run(command, environment)
     return time.monotonic() - begin
 
 
 def harness_job(*overrides: str) -> tuple[float, list[RunDir]]:
     """Run ``run.py``; return when the command was given, and the folders of its jobs."""
     folder = tempfile.mkdtemp(dir=folders().name)
-    begin, _ = run([PYTHON, str(ROOT / "run.py"), f"hydra.sweep.dir={folder}", "report=none", "backend=gloo", *overrides])
+    begin, _ = run([PYTHON, str(ROOT / "run.py"), f"hydra.sweep.dir={folder}", "report=none", "backend=gloo", *overrides], {})
     return begin, [RunDir(path) for path in sorted(Path(folder).iterdir()) if path.is_dir()]
 
 
@@ -94,7 +94,7 @@ def first_step_of_harness(*overrides: str) -> float:
 def marks_of_torchrun(nprocs: int, steps: int, **environment: str) -> tuple[float, dict[str, float]]:
     """Run the hand-written script under torchrun; return when the command was given, and rank 0's marks."""
     command = [*TORCHRUN, f"--nproc-per-node={nprocs}", str(ROOT / "benchmarks" / "mnist_ddp.py"), str(steps)]
-    begin, printed = run(command, **environment)
+    begin, printed = run(command, environment)
     return begin, _marks(printed)
 
 
@@ -124,7 +124,7 @@ def step_of_torchrun(nprocs: int, steps: int = 200, **environment: str) -> float
 
 def step_of_mp_spawn(nprocs: int, steps: int = 200) -> float:
     """Return the same of the script under mp.spawn, which leaves each rank all cores."""
-    _, printed = run([PYTHON, str(ROOT / "benchmarks" / "mnist_ddp.py"), str(steps), str(nprocs)])
+    _, printed = run([PYTHON, str(ROOT / "benchmarks" / "mnist_ddp.py"), str(steps), str(nprocs)], {})
     return float(_marks(printed)["step_s"])
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import nn, optim
 from torch.optim import Optimizer
 
 from recipes.mnist import Mnist
 
-_OPTIMIZERS = {
+_OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "SGD": lambda p: optim.SGD(p, lr=0.1),
     "momentum": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),
     "nesterov": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
@@ -26,7 +29,7 @@ class Digits(Mnist):
         self._name, self._norm = optimizer, norm
 
     def model(self) -> nn.Module:
-        model = super().model()
+        model: Any = super().model()
         if self._norm:
             model.conv2 = nn.Sequential(model.conv2, nn.BatchNorm2d(8))
             model.hidden = nn.Sequential(model.hidden, nn.BatchNorm1d(16))
@@ -36,6 +39,6 @@ class Digits(Mnist):
         # Two groups, of which the second has another learning rate, as biases often have.
         named = list(model.named_parameters())
         groups = [[p for name, p in named if not name.endswith("bias")], [p for name, p in named if name.endswith("bias")]]
-        made: Optimizer = _OPTIMIZERS[self._name]([{"params": group} for group in groups])
+        made = _OPTIMIZERS[self._name]([{"params": group} for group in groups])
         made.param_groups[1]["lr"] *= 2
         return made

@@ -32,7 +32,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 RECIPES["transformer, sparse"] = {**RECIPES["transformer"], "sparse_embeddings": True}
 
-SMALL = {"global_batch_size": 17, "steps": 20}
+SMALL: dict[str, Any] = {"global_batch_size": 17, "steps": 20}
 """Of the faulty runs: shards of unequal size at 2, 3 and 4 ranks."""
 
 NEEDS: dict[str, dict[str, Any]] = {
@@ -147,8 +147,9 @@ def take(cases: Sequence[Case], verbose: bool = False) -> list[Outcome]:
         outcomes.append(Outcome(case, trial, why_not))
         if seat.rank == 0 and verbose:
             print(_line(outcomes[-1], time.monotonic() - begin), file=sys.stderr, flush=True)
-            if trial is not None and case.plan.fault is None and trials[key].verdict is not None:
-                print(*trials[key].verdict.sentences(), sep="\n", end="", file=sys.stderr, flush=True)
+            verdict = trials[key].verdict
+            if trial is not None and case.plan.fault is None and verdict is not None:
+                print(*verdict.sentences(), sep="\n", end="", file=sys.stderr, flush=True)
     return outcomes if seat.rank == 0 else []
 
 

@@ -14,6 +14,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -30,7 +31,7 @@ def main(steps: int, global_batch: int = 64) -> None:
     model = DistributedDataParallel(recipe.model())
     optimizer = recipe.optimizer(model)
     scheduler = recipe.scheduler(optimizer, steps)
-    sampler: DistributedSampler[int] = DistributedSampler(dataset, shuffle=True, seed=0)  # type: ignore[arg-type]
+    sampler: DistributedSampler[int] = DistributedSampler(dataset, shuffle=True, seed=0)
     loader = DataLoader(dataset, batch_size=global_batch // dist.get_world_size(), sampler=sampler, drop_last=True)
     marks: list[float] = []
     taken = 0
@@ -64,7 +65,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         with tempfile.TemporaryDirectory() as folder:
             numbers = (int(sys.argv[1]), int(sys.argv[2]))
-            torch.multiprocessing.spawn(spawned, args=(*numbers, f"{folder}/store"), nprocs=numbers[1])  # type: ignore[no-untyped-call]
+            spawn(spawned, args=(*numbers, f"{folder}/store"), nprocs=numbers[1])
     else:
         dist.init_process_group("gloo")
         main(int(sys.argv[1]))

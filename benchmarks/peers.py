@@ -16,14 +16,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 def by_torch(nprocs: int) -> None:
     """Start by ``torch.multiprocessing.spawn``."""
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import spawn
 
     from benchmarks.one_step import as_spawned
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(as_spawned, args=(nprocs, port), nprocs=nprocs)
+    spawn(as_spawned, args=(nprocs, port), nprocs=nprocs)
 
 
 def by_accelerate(nprocs: int) -> None:

@@ -1,6 +1,7 @@
 """What a step of the harness does beside a hand-written DDP loop, and how long each thing takes.
 
-``OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 -m benchmarks.step_pieces``
+``OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node=2 -m benchmarks.step_pieces``, or with ``se_resnext`` behind it: the
+other recipe whose samples are images of one size, so that all arms' batches cost the same.
 
 Each arm does what the arm before it does, and one thing more. All train in the same processes, in blocks of steps in random
 order, each arm with several models, because where a model lies in memory changes its speed. The first decile of an arm's
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,28 +31,31 @@ from torch.utils.data import DataLoader, DistributedSampler
 from harness.meter import Meter
 from harness.parallel import DataParallel
 from harness.plan import TrainPlan
+from harness.recipe import Recipe, make_recipe, make_scheduler
 from harness.recorder import Recorder
 from harness.reducing import watch
 from harness.stats import quantile
 from harness.train import Loop
 from harness.trainer import LossModule, Seat, Trainer
-from recipes.mnist import Mnist
 
+RECIPES = {"mnist": "recipes.mnist.Mnist", "se_resnext": "recipes.se_resnext.SEResNeXt"}
 MODELS, ROUNDS, BLOCK, GLOBAL_BATCH = 4, 12, 30, 64
 STEPS = 2 * ROUNDS * (BLOCK + 1)
-PLAN = TrainPlan(recipe={"_target_": "recipes.mnist.Mnist"}, steps=STEPS, global_batch_size=GLOBAL_BATCH)
+TARGET = RECIPES[sys.argv[1] if len(sys.argv) > 1 else "mnist"]
+PLAN = TrainPlan(recipe={"_target_": TARGET}, steps=STEPS, global_batch_size=GLOBAL_BATCH)
 CPU = torch.device("cpu")
 Step = Callable[[], object]
 
 
-def by_hand(wrap: Callable[[Mnist, nn.Module], Callable[[Any], torch.Tensor]]) -> Step:
+def by_hand(wrap: Callable[[Recipe, nn.Module], Callable[[Any], Any]]) -> Step:
     """Return the step of a hand-written loop, whose loss is that of ``wrap``."""
-    recipe = Mnist()
+    recipe = make_recipe(PLAN.recipe)
     dataset, model = recipe.dataset(), recipe.model()
     loss_of = wrap(recipe, model)
     optimizer = recipe.optimizer(model)
-    scheduler = recipe.scheduler(optimizer, STEPS)
-    sampler: DistributedSampler[int] = DistributedSampler(dataset, shuffle=True, seed=0)  # type: ignore[arg-type]
+    scheduler = make_scheduler(recipe, optimizer, STEPS)
+    assert scheduler is not None
+    sampler: DistributedSampler[int] = DistributedSampler(dataset, shuffle=True, seed=0)
     loader = DataLoader(dataset, batch_size=GLOBAL_BATCH // dist.get_world_size(), sampler=sampler, drop_last=True)
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
 
@@ -66,21 +71,21 @@ def by_hand(wrap: Callable[[Mnist, nn.Module], Callable[[Any], torch.Tensor]]) -
     return step
 
 
-def plain(recipe: Mnist, model: nn.Module) -> Callable[[Any], torch.Tensor]:
+def plain(recipe: Recipe, model: nn.Module) -> Callable[[Any], Any]:
     """Wrap as anybody would."""
     wrapped = DistributedDataParallel(model)
     return lambda batch: recipe.loss(wrapped, batch)
 
 
-def alarmed(recipe: Mnist, model: nn.Module) -> Callable[[Any], torch.Tensor]:
+def alarmed(recipe: Recipe, model: nn.Module) -> Callable[[Any], Any]:
     """Wrap as the trainer does."""
     wrapped = DataParallel(LossModule(recipe, model, PLAN, CPU))
-    return lambda batch: wrapped(batch)[0]  # type: ignore[no-any-return]
+    return lambda batch: wrapped(batch)[0]
 
 
 def by_trainer(seat: Seat, watched: bool = False) -> tuple[Trainer, Step]:
     """Return a trainer and its step."""
-    recipe = Mnist()
+    recipe = make_recipe(PLAN.recipe)
     trainer = Trainer(PLAN, recipe, recipe.dataset(), seat)
     if watched:
         watch(trainer.wrapped._ddp)
