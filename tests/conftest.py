@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +36,14 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Itera
         del os.environ["TMPDIR"]
     else:
         os.environ["TMPDIR"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hangups_are_heard() -> Iterator[None]:
+    """See to it that a suite under ``nohup``, which ignores SIGHUP, does not hand that on to what it starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(autouse=True)
