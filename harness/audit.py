@@ -22,7 +22,7 @@ from harness.compare.correctness import Verdict, judge
 from harness.compare.evidence import Evidence
 from harness.context import Rank
 from harness.errors import Mismatch
-from harness.exchange import OneProcess, answering, as_one_process, exchanging
+from harness.exchange import OneProcess, exchanging
 from harness.faults import table
 from harness.faults.inject import seated, trainers
 from harness.faults.seams import DoesNotApply
@@ -37,6 +37,7 @@ from harness.seeds import derive, seed_everything, seed_rank
 from harness.state import in_precision, undisturbed_random
 from harness.trainer import DTYPES, Seat, Trainer
 from harness.verify import Verification
+from harness.worlds import WorldOfOne
 
 CORRECT_RUNS = 20
 """Seeds whose correct runs an audit verifies."""
@@ -121,7 +122,7 @@ class Trials:
         """Return the free run of the same settings, made once."""
         key = repr((dataclasses.replace(plan, fault=None, fault_size=None, compare="off"), steps))
         if key not in self._alone:
-            with undisturbed_random(), exchanging(OneProcess()), answering(lambda *_, **__: None):
+            with undisturbed_random(), exchanging(OneProcess()):
                 self._alone[key] = train_alone(plan, self._dataset, self._seat.device, steps)
         return self._alone[key]
 
@@ -185,7 +186,7 @@ def _tell(rank: Rank, number: int, fault: str, trial: Trial | None) -> None:
 
 def train_alone(plan: TrainPlan, dataset: Any, device: torch.device, steps: int) -> Alone:
     """Train one process on whole global batches, as a plain loop does."""
-    with as_one_process():
+    with WorldOfOne().entered():
         return _train_alone(plan, dataset, device, steps)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -93,10 +93,11 @@ class SyncBatchNorm(_BatchNorm):
 
 
 @contextmanager
-def synchronised(module: nn.Module) -> Iterator[None]:
-    """Have every BatchNorm in ``module`` be a `SyncBatchNorm` meanwhile."""
-    kinds = {layer: type(layer) for layer in module.modules() if isinstance(layer, _BatchNorm)}
-    convert_sync_batchnorm(module)
+def synchronised(module: nn.Module, names: Iterable[str]) -> Iterator[None]:
+    """Have the BatchNorm layers of these names be `SyncBatchNorm` meanwhile."""
+    kinds = {layer: type(layer) for layer in map(module.get_submodule, names)}
+    for layer in kinds:
+        convert_sync_batchnorm(layer)
     try:
         yield
     finally:
@@ -113,27 +114,50 @@ def has_local_statistics(module: nn.Module) -> bool:
 def with_fixed_statistics(module: nn.Module) -> Iterator[None]:
     """Have every BatchNorm in ``module`` take its running statistics meanwhile, mean 0 and variance 1 where it keeps none.
 
-    A sample's output then depends on no other sample.
+    A sample's output then depends on no other sample, even if ``module.train()`` is called meanwhile, or a layer has a forward
+    of its own that asks `torch.nn.functional.batch_norm` for the batch's statistics.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
     trained = [layer for layer in layers if layer.training]
-    without = [layer for layer in layers if layer.running_mean is None]
-    for layer in trained:
+    batch_norm = F.batch_norm
+    for layer in layers:
         layer.training = False
-    for layer in without:
-        layer.forward = partial(_as_if_normal, layer)  # type: ignore[method-assign]
+        layer.train = partial(_unchanged, layer)  # type: ignore[method-assign]
+    F.batch_norm = _with_running_statistics(batch_norm)
     try:
         yield
     finally:
+        F.batch_norm = batch_norm
+        for layer in layers:
+            del layer.train
         for layer in trained:
             layer.training = True
-        for layer in without:
-            del layer.forward
 
 
-def _as_if_normal(layer: _BatchNorm, input: Tensor) -> Tensor:
-    mean, var = input.new_zeros(layer.num_features), input.new_ones(layer.num_features)
-    return F.batch_norm(input, mean, var, layer.weight, layer.bias, False, 0.0, layer.eps)
+def _unchanged(layer: _BatchNorm, mode: bool = True) -> _BatchNorm:
+    """Stand in for a layer's ``train``: a `SyncBatchNorm` that is training does not ask for its running statistics."""
+    return layer
+
+
+def _with_running_statistics(batch_norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a stand-in for `torch.nn.functional.batch_norm`, which never takes the batch's statistics."""
+
+    def normalize(
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        dtype = input.dtype if weight is None else weight.dtype
+        mean = input.new_zeros(input.shape[1], dtype=dtype) if running_mean is None else running_mean
+        var = input.new_ones(input.shape[1], dtype=dtype) if running_var is None else running_var
+        return batch_norm(input, mean, var, weight, bias, False, momentum, eps)
+
+    return normalize
 
 
 def convert_sync_batchnorm(module: nn.Module, group: ProcessGroup | None = None) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ class Captured:
         reduced: Gradients after it, before clipping and before the division by the number of items.
         skipped: True where all ranks left the step out, because a loss was not finite.
         exchanged: What synchronised layers told and heard, in order.
+        num_items: Of the global batch, where losses are sums over items, as the run has added them up.
         lr_of: Learning rate of each trainable parameter that the optimizer knows.
     """
 
@@ -48,6 +50,7 @@ class Captured:
     buffers: Digests = field(default_factory=dict)
     reported: list[float] = field(default_factory=list)
     counts_items: bool = False
+    num_items: float | None = None
     skipped: bool = False
     exchanged: list[Exchanged] = field(default_factory=list)
     lr_of: dict[str, float] = field(default_factory=dict)
@@ -99,7 +102,8 @@ class Capture:
         state = TrainingState.of(trainer.model, trainer.optimizer)
         random = random_states()
         batch, loaded = next(self._steps)
-        samples = [piece for _, piece in loaded]
+        # A loss may work in place.
+        samples = copy.deepcopy([piece for _, piece in loaded])
         captured = Captured(
             ids=list(batch),
             pieces=[list(piece) for piece in trainer.pieces(batch)],
@@ -122,6 +126,7 @@ class Capture:
         captured.buffers = digests(trainer.model.named_buffers())
         captured.reported = [result.loss_sum, result.count]
         captured.counts_items = bool(trainer.counts_items)
+        captured.num_items = trainer.num_items
         captured.skipped = result.skipped
         return captured, state
 

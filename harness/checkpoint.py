@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from harness.compare.chains import OBSERVING
 from harness.errors import ConfigError
+from harness.plan import TrainPlan
 from harness.rundir import find_checkpoint
 from harness.seeds import seed_rank
 from harness.state import random_states, set_random_states
 from harness.trainer import Trainer
+
+NOT_TOLD = OBSERVING | {"resume", "stop_after", "checkpoint_every", "eval_every"}
+"""Settings of which nobody asks whether they were others before a checkpoint than they are after it."""
 
 
 def save(trainer: Trainer, path: Path, step: int) -> None:
@@ -43,6 +51,7 @@ def _content(trainer: Trainer, step: int, states: list[Any]) -> dict[str, Any]:
         "optimizer": trainer.optimizer.state_dict(),
         "scheduler": trainer.scheduler.state_dict() if trainer.scheduler else None,
         "random": states,
+        "settings": json.loads(json.dumps(dataclasses.asdict(trainer.plan), default=str)),
     }
 
 
@@ -53,6 +62,47 @@ def _write_whole(content: dict[str, Any], path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
+
+
+def look(path: Path, plan: TrainPlan, nprocs: int) -> str:
+    """Return after which step a training goes on, and what is set otherwise than it was before; no tensor is read.
+
+    Raises:
+        ConfigError: There is no such checkpoint, it cannot be read, or it has no step left to take.
+    """
+    content = _read(path, torch.device("cpu"), mapped=True)
+    step = int(content["step"])
+    if plan.steps is not None:
+        _require_steps(path, step, plan.steps)
+    before = {"nprocs": len(content["random"]), **content.get("settings", {})}
+    now = json.loads(json.dumps({"nprocs": nprocs, **dataclasses.asdict(plan)}, default=str))
+    of = "" if plan.steps is None else f" of {plan.steps}"
+    changed = ", ".join(_changed(before, now))
+    return f"The training of {path} goes on after step {step}{of}{f'. Set otherwise than there: {changed}' if changed else ''}."
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield ``seed is 1 and was 0`` for each setting that is known of both and differs, by its dotted name."""
+    for name, was in before.items():
+        if name not in now or (not prefix and name in NOT_TOLD):
+            continue
+        if isinstance(was, Mapping) and isinstance(now[name], Mapping):
+            yield from _changed(was, now[name], f"{prefix}{name}.")
+        elif was != now[name]:
+            yield f"{prefix}{name} is {_typed(now[name])} and was {_typed(was)}"
+
+
+def _typed(value: Any) -> str:
+    """Return a setting as one types it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _require_steps(path: Path, step: int, num_steps: int) -> None:
+    if step >= num_steps:
+        raise ConfigError(
+            f"resume={path}: the checkpoint has {step} steps behind it, and this run has {num_steps} in all. "
+            f"None is left: use steps={step + 1} or more."
+        )
 
 
 def load(trainer: Trainer, path: Path) -> int:
@@ -71,11 +121,7 @@ def load(trainer: Trainer, path: Path) -> int:
     _take_over(trainer, content, path)
     if at is not None:
         _reschedule(trainer, *at)
-    if step >= trainer.num_steps:
-        raise ConfigError(
-            f"resume={path}: the checkpoint has {step} steps behind it, and this run has {trainer.num_steps} in all. "
-            f"None is left: use steps={step + 1} or more."
-        )
+    _require_steps(path, step, trainer.num_steps)
     if len(content["random"]) == seat.world_size:
         set_random_states(_restored(content["random"][seat.rank]))
     else:
@@ -83,15 +129,18 @@ def load(trainer: Trainer, path: Path) -> int:
     return step
 
 
-def _read(path: Path, device: torch.device) -> dict[str, Any]:
+def _read(path: Path, device: torch.device, mapped: bool = False) -> dict[str, Any]:
     file = find_checkpoint(path)
     try:
-        content = torch.load(file, map_location=device, weights_only=False)
-    except Exception as error:
-        raise ConfigError(f"resume={path}: {file} cannot be read as a checkpoint: {error}") from None
+        # Only the format of today can be mapped.
+        mapped = mapped and zipfile.is_zipfile(file)
+        content = torch.load(file, map_location=device, weights_only=False, mmap=mapped)
+    except Exception:  # whatever unpickling damaged bytes comes to
+        said = "it is damaged, or something else has written it"
+        raise ConfigError(f"resume={file} cannot be read as a checkpoint: {said}.") from None
     missing = {"step", "model", "optimizer", "scheduler", "random"} - set(content if isinstance(content, dict) else ())
     if missing:
-        raise ConfigError(f"resume={path}: {file} is no checkpoint of a run: it has no {', '.join(sorted(missing))}.")
+        raise ConfigError(f"resume={file} is no checkpoint of a run: it has no {', '.join(sorted(missing))}.")
     return dict(content)
 
 

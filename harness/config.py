@@ -67,7 +67,7 @@ class CompareConf:
 
     tier: str = MISSING
     on_mismatch: str = setting("stop", "stop: a red check ends the job; warn: it goes on")
-    pairs: int = setting(0, "launches of each job for a claim of speed, where jobs differ only in how ranks start; 4, 10, 20")
+    pairs: int = setting(0, "launches of each job for a claim of speed, where jobs do the same work; 4, 10, 20")
     aa: bool = setting(
         False, "with pairs: launch twice as often and hold each job against itself too, to see what can be told apart"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -19,18 +19,37 @@ Digests = dict[str, str]
 
 
 def bits(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor; a sparse one's rows in the order of their indices."""
+    """Return the bytes of a tensor: of a sparse one's indices, in their order, and values; of a nested one's tensors."""
     tensor = tensor.detach()
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return memoryview(b"".join(bits(part) for part in _strided_parts(tensor)))
+    flat = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy().data)
+
+
+def _strided_parts(tensor: Tensor) -> Sequence[Tensor]:
+    """Return the tensors that a sparse or nested one consists of, wherever in memory they lie."""
+    if tensor.is_nested:
+        return tensor.unbind()
     if tensor.is_sparse:
         tensor = tensor.coalesce()
-        return memoryview(bytes(bits(tensor.indices())) + bytes(bits(tensor.values())))
-    flat = tensor.cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy().data)
+        return tensor.indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
 
 
 def tensor_digest(tensor: Tensor) -> str:
     """Return 16 hexadecimal digits of SHA-256 over type, shape and bits."""
-    return _hexadecimal(f"{tensor.dtype}{tuple(tensor.shape)}".encode() + bits(tensor))
+    return _hexadecimal(f"{tensor.dtype}{_shape(tensor)}".encode() + bits(tensor))
+
+
+def _shape(tensor: Tensor) -> str:
+    """Return a tensor's shape, and what else tells its layout; a nested one's own shape has a number that no other has."""
+    if not tensor.is_nested and tensor.layout in (torch.strided, torch.sparse_coo):
+        return f"{tuple(tensor.shape)}"
+    parts = [tuple(part.shape) for part in _strided_parts(tensor.detach())]
+    return f"{tensor.layout}{parts}" if tensor.is_nested else f"{tensor.layout}{tuple(tensor.shape)}{parts}"
 
 
 def _hexadecimal(content: bytes) -> str:
@@ -41,7 +60,8 @@ def gradient_digest(gradient: Tensor | None) -> str:
     """Return the same of a gradient; ``none`` without one, and ``zero`` for one of zeros, dense or sparse."""
     if gradient is None:
         return "none"
-    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    is_sparse = not gradient.is_nested and gradient.layout != torch.strided
+    values = _strided_parts(gradient.detach())[-1] if is_sparse else gradient
     return tensor_digest(gradient) if bool(values.any()) else "zero"
 
 

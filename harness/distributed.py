@@ -298,7 +298,7 @@ def _join(name: str, device: str, who: RankEnvironment | None, plan: RunPlan | N
         options |= {"init_method": "env://", "rank": who.rank, "world_size": who.world_size}
     if device == "cuda":
         options["device_id"] = torch.device("cuda", who.local_rank if who else 0)
-    with _joining(_is_one_machine(who)):
+    with joining(_is_one_machine(who)):
         dist.init_process_group(name, **options)
 
 
@@ -327,7 +327,7 @@ def _is_one_machine(who: RankEnvironment | None) -> bool:
 
 
 @contextmanager
-def _joining(one_machine: bool) -> Iterator[None]:
+def joining(one_machine: bool) -> Iterator[None]:
     """Set, for the time of joining, what the user has not set: on one machine loopback, because its name may not resolve."""
     wanted = {INIT_BARRIER: "1"} | ({"GLOO_SOCKET_IFNAME": loopback_interface()} if one_machine else {})
     missing = {name: value for name, value in wanted.items() if name not in os.environ}

@@ -1,24 +1,21 @@
 """What synchronised layers of all ranks tell each other of their batches, and how it is recorded and replayed.
 
 A replay of one rank alone takes from the record what the others told it: so each rank can be checked by itself, and then what
-they told against what each has really computed. Collectives of the recipe's own are answered here too, where one process stands
-for all.
+they told against what each has really computed.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from harness.environ import RankEnvironment
 from harness.errors import HarnessError
 from harness.group import all_gather, world_size
 
@@ -168,41 +165,3 @@ def exchanging(by: Exchange) -> Iterator[None]:
         yield
     finally:
         _current.pop()
-
-
-COLLECTIVES = (
-    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single", "barrier"),
-    *("broadcast", "broadcast_object_list", "gather", "irecv", "isend", "recv", "reduce", "reduce_scatter"),
-    *("reduce_scatter_tensor", "scatter", "send"),
-)
-
-
-@contextmanager
-def answering(by: Callable[..., Any]) -> Iterator[None]:
-    """Have a function called in place of torch's collectives: where one process stands for all, nobody would answer them."""
-    before = {name: getattr(dist, name) for name in COLLECTIVES}
-    for name in COLLECTIVES:
-        setattr(dist, name, by)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(dist, name, function)
-
-
-@contextmanager
-def as_one_process() -> Iterator[None]:
-    """Have code that asks torch, or the environment, for its rank and the number of ranks hear 0 and 1 meanwhile."""
-    variables = {name: value for name, value in RankEnvironment().variables().items() if name in os.environ}
-    before = {name: os.environ[name] for name in variables}
-    answers = {"get_rank": lambda group=None: 0, "get_world_size": lambda group=None: 1}
-    functions = {name: getattr(dist, name) for name in answers if dist.is_available()}
-    os.environ.update(variables)
-    try:
-        for name in functions:
-            setattr(dist, name, answers[name])
-        yield
-    finally:
-        for name, function in functions.items():
-            setattr(dist, name, function)
-        os.environ.update(before)

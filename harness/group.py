@@ -13,10 +13,6 @@ from torch.nn.parameter import is_lazy
 
 from harness.errors import Mismatch
 
-_size_of = dist.get_world_size if dist.is_available() else None
-"""Torch's own, whatever :func:`harness.exchange.as_one_process` puts in its place for a recipe."""
-
-
 _held: list[Tensor] = []
 
 
@@ -24,8 +20,7 @@ def world_size(group: ProcessGroup | None) -> int:
     """Return the number of ranks in the group; 1 before initialisation and on a rank outside the group."""
     if not (dist.is_available() and dist.is_initialized()):
         return 1
-    assert _size_of is not None
-    return max(1, _size_of(group))
+    return max(1, dist.get_world_size(group))
 
 
 def all_gather(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import pickle
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from harness.launchers import pool
 from harness.launchers.signals import Interrupted
 from harness.machine import machine_facts
 from harness.placement import Placement, place
-from harness.plan import METHODS, START_METHODS, RunPlan, Task, TrainPlan
+from harness.plan import METHODS, START_METHODS, RunPlan, Task, TrainPlan, Trial
 from harness.record import RunResult
 from harness.report.folder import SweepDir, job_report, whole_sweep
 from harness.report.notes import failed_launches
@@ -40,7 +41,7 @@ from harness.request import machine
 from harness.rundir import RunDir, find_checkpoint, read_value, write_whole
 from harness.sweep import Job, alone_in, run_job
 from harness.task import describe_function
-from harness.trials import groups, run_trials
+from harness.trials import done_before, groups, run_trials
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ def launch(
             "hydra.sweep.dir=FOLDER chooses another place."
         ) from error
     except Interrupted as interruption:
-        _leave(interruption)
+        _leave(interruption, SweepDir(config.hydra.sweep.dir))
         raise
     finally:
         HydraConfig.instance().cfg = before
@@ -373,15 +374,27 @@ def with_trials(reports: list[JobReport], settings: Mapping[str, Any], facts: Ma
     by_job = {report.plan.job: report for report in reports}
     if settings["pairs"] and not groups(reports, settings["aa"]):
         log.info(
-            f"compare.pairs={settings['pairs']}: no two jobs differ only in how their ranks start, so none is launched again. "
+            f"compare.pairs={settings['pairs']}: no two jobs do the same work in different ways, so none is launched again. "
             "Try launcher=spawn,launch, or compare.aa=true."
         )
+    for report in reports if settings["pairs"] else []:
+        if (other := done_before(report, reports)) is not None:
+            log.info(f"job {report.plan.job} is not launched again: its launches would be those of job {other}")
     for group in groups(reports, settings["aa"]) if settings["pairs"] else []:
         names = " against ".join(f"job {report.plan.job}" for report in group)
-        for number, report in enumerate(run_trials(group, settings["pairs"], facts, settings["aa"]), start=1):
-            log.info(f"{names}: launch {number} (job {report.plan.job})")
+        planned = len(group) * settings["pairs"] * (2 if settings["aa"] else 1)
+        for report in run_trials(group, settings["pairs"], facts, settings["aa"]):
+            log.info(f"{names}: {_said_of(report.trials[-1][0].trial, planned)} (job {report.plan.job})")
             by_job[report.plan.job] = report
     return list(by_job.values())
+
+
+def _said_of(trial: Trial | None, planned: int) -> str:
+    """Return which launch of a comparison has just ended; those of a repeated pair come on top of what was planned."""
+    assert trial is not None
+    if trial.replaces is None:
+        return f"launch {trial.order + 1} of {planned}"
+    return f"launch {trial.order + 1}, pair {trial.replaces} again, which was disturbed or failed"
 
 
 def _run_one(one: Composed, job: Job, reporters: Reporters) -> RunResult:
@@ -436,10 +449,14 @@ def _job_return(one: Composed, job: Job, result: RunResult) -> JobReturn:
     return answer
 
 
-def _leave(interruption: Interrupted) -> None:
-    """End this process as a shell expects of one that a signal has ended; its ranks are gone."""
+def _leave(interruption: Interrupted, folder: SweepDir) -> None:
+    """End this process as a shell expects of one that a signal has ended; its ranks are gone, what they recorded is not."""
+    from harness.report.terminal import shown
+
     # A second Ctrl-C has nothing left to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print(f"\n{interruption}: all ranks were stopped.", file=sys.stderr, flush=True)
+    done = f" What was done is shown by: python -m harness.compare {shlex.quote(shown(folder.path))}"
+    said = f"\n{interruption}: all ranks were stopped.{done if folder.index.exists() else ''}"
+    print(said, file=sys.stderr, flush=True)
     pool.close_all()
     sys.exit(128 + interruption.number)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -58,8 +59,13 @@ class _Seeded(Dataset[Any]):
     def __getitems__(self, batch: list[int]) -> list[Any]:
         # A sample comes once in an epoch, so that its number tells batches apart.
         seed_everything(derive(self._seed, batch[0]))
-        fetch = getattr(self._dataset, "__getitems__", None)
-        return fetch(batch) if fetch else [self._dataset[number] for number in batch]
+        return fetch(self._dataset, batch)
+
+
+def fetch(dataset: Any, batch: Sequence[int]) -> list[Any]:
+    """Return the samples of these numbers, as torch's loader asks a data set for them."""
+    together = getattr(dataset, "__getitems__", None)
+    return list(together(list(batch))) if together else [dataset[number] for number in batch]
 
 
 def collate_of(recipe: Recipe) -> Callable[[list[Any]], Any]:
@@ -87,14 +93,34 @@ def epoch_batches(recipe: Recipe, num_samples: int, size: int, seed: int, epoch:
 
 
 def to_device(batch: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a batch on the device, in the same nesting; where ``dtype`` is float64, floating-point tensors take it."""
+    """Return a batch on the device, in the same nesting; where ``dtype`` is float64, floating-point tensors take it.
+
+    Mappings keep their type where it can be copied and changed; the others become plain dictionaries.
+    """
     if isinstance(batch, Tensor):
         wide = dtype == torch.float64 and batch.is_floating_point()
         return batch.to(device, dtype if wide else batch.dtype, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {key: to_device(value, device, dtype) for key, value in batch.items()}
+        return _holding(batch, {key: to_device(value, device, dtype) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(value, device, dtype) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(to_device(value, device, dtype) for value in batch)
     return batch
+
+
+def _holding(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
+    """Return a copy of ``batch`` that holds these items, or the items alone if it is a plain dictionary or cannot do so."""
+    if type(batch) is dict or not isinstance(batch, MutableMapping):
+        return items
+    try:
+        held = copy.copy(batch)
+        # The dictionary that a mapping keeps its items in would else be one for both, and items kept as attributes too the old.
+        own = getattr(held, "__dict__", {})
+        own.update({name: copy.copy(value) for name, value in own.items() if isinstance(value, dict)})
+        own.update({key: value for key, value in items.items() if own.get(key, held) is batch[key]})
+        for key, value in items.items():
+            held[key] = value
+        return held if all(held[key] is value for key, value in items.items()) else items
+    except Exception:
+        return items

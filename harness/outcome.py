@@ -18,12 +18,14 @@ class End:
         returncode: Of its process, negative for a signal; None where it runs, or where nobody saw it.
         ended: CLOCK_MONOTONIC when its process was seen to have ended, in seconds; None while it runs.
         stopped: True where it was ended because another had failed.
+        server: Exit code of the process that it was forked from, whose death ended it; None where it ended otherwise.
     """
 
     result: RankResult
     returncode: int | None
     ended: float | None = None
     stopped: bool = False
+    server: int | None = None
 
     @property
     def rank(self) -> int:
@@ -115,10 +117,23 @@ def describe(end: End, nprocs: int) -> str:
     if end.left_early:
         return f"{who} exited with status 0{_at_step(result)}, before its task was done and while others waited for it."
     if result.status == "exit":
-        return f"{who} called sys.exit({result.code}){_at_step(result)}."
-    if end.returncode is not None and end.returncode < 0:
-        return f"{who} was killed by signal {-end.returncode} ({signal_name(-end.returncode)}){_at_step(result)}."
-    return f"{who} ended with exit code {end.returncode}{_at_step(result)}, without a word of why."
+        return f"{who} called sys.exit({_shortened(result.value, result.code)}){_at_step(result)}."
+    if end.server is not None:
+        return _describe_death(f"the process that {who} was forked from", end.server, _at_step(result))
+    return _describe_death(who, end.returncode, _at_step(result))
+
+
+def _describe_death(who: str, code: int | None, at_step: str) -> str:
+    if code is None or code >= 0:
+        return f"{who} ended with exit code {code}{at_step}, without a word of why."
+    hint = " The kernel does so when memory runs out." if code == -signal.SIGKILL else ""
+    return f"{who} was killed by signal {-code} ({signal_name(-code)}){at_step}.{hint}"
+
+
+def _shortened(value: object, code: int) -> str:
+    """Return what a rank gave to ``sys.exit``; its status where that is not known."""
+    text = repr(code if value is None else value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def _describe_failure(who: str, failure: Failure) -> str:
@@ -131,7 +146,7 @@ def _describe_failure(who: str, failure: Failure) -> str:
 
 def describe_others(first: End, others: Sequence[End]) -> str:
     """Return what became of the other ranks, a sentence for each kind of end, with a space after each."""
-    if first.result.failure is not None and first.result.failure.mistake:
+    if first.server is not None or (first.result.failure is not None and first.result.failure.mistake):
         return ""
     failed = [end for end in others if end.has_failed]
     same = [end.rank for end in failed if not end.is_consequence and _is_same(end, first)]

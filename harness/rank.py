@@ -115,11 +115,12 @@ def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record:
         finally:
             _leave_to_the_rank(record)
         _part(run, who.rank, who.world_size, record)
+        record.value(run.value(who.slot), value)
     except SystemExit as leaving:
         code = exit_status(leaving.code)
         if leaving.code is not None and not isinstance(leaving.code, int):
             print(leaving.code, file=sys.stderr)
-        record.end("exit", code)
+        record.end("exit", code, value=leaving.code)
         return code
     except BaseException as error:
         failure = failure_of(error, RunPlan.read(run).cwd)
@@ -129,7 +130,6 @@ def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record:
         record.error(run.error(who.slot), error)
         record.end("raised", 1, failure=failure)
         return 1
-    record.value(run.value(who.slot), value)
     record.end("ok", 0, value=value)
     return 0
 

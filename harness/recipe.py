@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
@@ -110,6 +111,21 @@ def _no_such(target: str, what: str, name: str, where: Any, known: Iterable[str]
     hint = f" Did you mean {prefix}{closest[0]}?" if closest else ""
     places = "the current folder, in PYTHONPATH and beside the script"
     return f"recipe._target_={target}: there is no {what}.{hint} Modules are looked for in {places}."
+
+
+def learning_rates(recipe: Recipe, model: nn.Module, num_steps: int, number: int) -> list[list[float]]:
+    """Return the learning rates, of each parameter group, of the first ``number`` of ``num_steps`` steps."""
+    optimizer = recipe.optimizer(model)
+    scheduler = make_scheduler(recipe, optimizer, num_steps)
+    found = []
+    with warnings.catch_warnings():
+        # Of an optimizer that was not stepped, and of more steps than a scheduler has.
+        warnings.simplefilter("ignore", UserWarning)
+        for _ in range(number):
+            found.append([float(group["lr"]) for group in optimizer.param_groups])
+            if scheduler is not None:
+                scheduler.step()
+    return found
 
 
 def make_scheduler(recipe: Recipe, optimizer: Optimizer, num_steps: int) -> LRScheduler | None:

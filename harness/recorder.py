@@ -79,24 +79,31 @@ class Recorder:
         self.event("end", status=status, code=code, failure=body, value=_as_json(value), t=time.monotonic())
 
     def value(self, path: Path, value: Any) -> None:
-        """Keep what the task returned, with its type; one that cannot be pickled is named in the log and lost."""
+        """Keep what the task returned, with its type; one that cannot be pickled is named in the log and lost.
+
+        Raises:
+            HarnessError: It cannot be written.
+        """
         if value is None:
             return
         try:
             content = pickle.dumps(value)
         except Exception as error:
             self.log("WARNING", f"the task's return value ({type(value).__name__}) cannot be pickled and is lost: {error}")
-        else:
+            return
+        try:
             write_whole(path, content)
+        except OSError as error:
+            raise HarnessError(f"what the task returned ({len(content)} bytes) cannot be written: {error.strerror}.") from error
 
     def error(self, path: Path, error: BaseException) -> None:
-        """Keep the exception with its type, where it survives pickling; its text is in the record all the same."""
+        """Keep the exception with its type, where it survives pickling and can be written; its text is in the record."""
         try:
             content = pickle.dumps(error)
             pickle.loads(content)
+            write_whole(path, content)
         except Exception:
             return
-        write_whole(path, content)
 
 
 def failure_of(error: BaseException, cwd: str | None = None) -> Failure:

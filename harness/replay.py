@@ -13,8 +13,8 @@ are (:mod:`harness.shard`, whose parts R1 checks).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
@@ -22,23 +22,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from harness.activations import activations
-from harness.batchnorm import SyncBatchNorm, group_of, has_local_statistics, synchronised, with_fixed_statistics
+from harness.batchnorm import SyncBatchNorm, group_of, synchronised, with_fixed_statistics
 from harness.digest import Digests, digests, optimizer_digests, state_digests, value_digest
+from harness.draws import ConstantDraws, UnknownDraw
 from harness.errors import ConfigError, HarnessError
-from harness.exchange import Exchanged, OneProcess, Replaying, answering, as_one_process, exchanging
+from harness.exchange import Exchanged, OneProcess, Replaying, exchanging
 from harness.group import world_size
+from harness.loader import epoch_batches
 from harness.narrowing import Narrowing
 from harness.plan import TrainPlan
-from harness.recipe import Recipe, make_recipe, make_scheduler
+from harness.recipe import Recipe, learning_rates, make_recipe, make_scheduler
 from harness.rounding import Gradients
 from harness.seeds import EVALUATION_SEED, derive, seed_everything
-from harness.state import TrainingState, in_precision, named_tensors, random_states, set_random_states
+from harness.state import TrainingState, in_precision, named_tensors, random_states, set_random_states, widened
+from harness.worlds import WorldOfOne, unanswered
 
 NEEDS_PEERS = "torch.nn.SyncBatchNorm asks the other ranks (sync_bn=true puts in its place what can be replayed)"
 IN_SUBGROUPS = "a BatchNorm layer is synchronised among some of the ranks, and one process has no such group"
@@ -104,22 +106,28 @@ class Reference:
         world_size: Whose shards are replayed.
         device: Of this process.
         num_steps: Of the whole run, for the scheduler.
+        ranks_model: Of a rank: it tells which BatchNorm layers are synchronised.
     """
 
-    def __init__(self, plan: TrainPlan, world_size: int, device: torch.device, num_steps: int) -> None:
+    def __init__(self, plan: TrainPlan, world_size: int, device: torch.device, num_steps: int, ranks_model: nn.Module) -> None:
         self._plan = plan
         self._world_size = world_size
         self._device = device
+        self._norms = {name: layer for name, layer in ranks_model.named_modules() if isinstance(layer, _BatchNorm)}
+        self._one_process = WorldOfOne()
         self._ranks_recipe = make_recipe(plan.recipe)
-        with as_one_process():
+        with self._one_process.entered():
             self._make(num_steps)
 
     def _make(self, num_steps: int) -> None:
         plan = self._plan
+        self.num_steps = num_steps
         self.recipe: Recipe = make_recipe(plan.recipe)
+        made = dict(vars(self.recipe))
         seed_everything(derive(plan.seed, "dataset"))
-        self.dataset = self.recipe.dataset()
+        self.dataset: Any = self.recipe.dataset()
         self.model = self._born(torch.float64 if plan.precision == "float64" else torch.float32)
+        self.given: Mapping[int, Any] | None = None
         self.narrowed: torch.dtype | None = None
         self.drew_in_evaluation = False
         self._repeats: bool | None = None
@@ -128,6 +136,9 @@ class Reference:
         self._declared = self.recipe.optimizer(self.model)
         self._has_stepped = False
         self._scheduler = make_scheduler(self.recipe, self._declared, num_steps)
+        # What a recipe learns of its data and model, it may use in its loss.
+        learnt = {name: value for name, value in vars(self.recipe).items() if name not in made or made[name] is not value}
+        vars(self._ranks_recipe).update(learnt)
 
     def _born(self, dtype: torch.dtype) -> nn.Module:
         seed_everything(derive(self._plan.seed, "model"))
@@ -140,11 +151,16 @@ class Reference:
         Raises:
             ConfigError: The recipe returned the model that it had returned before.
         """
-        with as_one_process():
+        with self._one_process.entered():
             made = self._born(torch.float64)
         if made is self.model:
             raise ConfigError(f"{type(self.recipe).__name__}.model() returned one module twice: make a new one each time.")
         return made
+
+    @cached_property
+    def _wide_recipe(self) -> Recipe:
+        wide: Recipe = widened(self.recipe)
+        return wide
 
     def _birth(self) -> Digests:
         optimizer = self.recipe.optimizer(self.model)
@@ -152,20 +168,20 @@ class Reference:
 
     @property
     def batch_norms(self) -> list[nn.Module]:
-        """The model's BatchNorm layers."""
-        return [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
+        """The BatchNorm layers of a rank's model."""
+        return list(self._norms.values())
 
     @property
     def has_local_statistics(self) -> bool:
         """Whether BatchNorm layers normalise each rank's batch by itself."""
-        return not self._plan.sync_bn and has_local_statistics(self.model)
+        return any(not isinstance(layer, SyncBatchNorm | nn.SyncBatchNorm) for layer in self.batch_norms)
 
     @property
     def why_not_alone(self) -> str:
         """Why one process cannot replay a rank, whose model asks other ranks; empty where it can."""
         if self._world_size == 1:
             return ""
-        if any(isinstance(layer, nn.SyncBatchNorm) for layer in self.batch_norms) and not self._plan.sync_bn:
+        if any(isinstance(layer, nn.SyncBatchNorm) for layer in self.batch_norms):
             return NEEDS_PEERS
         groups = [group_of(layer) for layer in self.batch_norms]
         return IN_SUBGROUPS if any(world_size(group) != self._world_size for group in groups if group is not None) else ""
@@ -173,10 +189,8 @@ class Reference:
     @property
     def why_not_whole(self) -> str:
         """Why the whole batch in this one process is not what the ranks do together; empty where it is."""
-        if self._draws or self._repeats is False:
-            return "the data set draws random numbers, so that a batch cannot be read twice"
         own = {isinstance(layer, SyncBatchNorm) for layer in self.batch_norms}
-        if len(own) == 2 and not self._plan.sync_bn:
+        if len(own) == 2:
             return "some BatchNorm layers are synchronised and others are not, which one process cannot do"
         return self.why_not_alone
 
@@ -185,7 +199,8 @@ class Reference:
     def replay(self, state: TrainingState, part: Shard) -> Replayed:
         """Return losses and gradients of one shard; buffers of ``state`` are rank 0's, from which each forward starts."""
         told = Replaying(part.exchanged, self._world_size)
-        with self._alone(), exchanging(told), synchronised(self.model) if self._plan.sync_bn else nullcontext():
+        synchronised_layers = [name for name, layer in self._norms.items() if isinstance(layer, SyncBatchNorm)]
+        with self._as_rank(), exchanging(told), synchronised(self.model, synchronised_layers):
             return self._replay(state, part, told)
 
     def _replay(self, state: TrainingState, part: Shard, told: Replaying) -> Replayed:
@@ -215,7 +230,8 @@ class Reference:
         """Put the model and all generators where the rank's were, and return its batches."""
         _restore(model, state)
         set_random_states(part.random)
-        return [self._load(piece) for piece in part.pieces] if part.loaded is None else list(part.loaded)
+        # A loss may work in place.
+        return [self._load(piece) for piece in part.pieces] if part.loaded is None else copy.deepcopy([*part.loaded])
 
     def _backward(
         self, model: nn.Module, part: Shard, batches: Sequence[Any], dtype: torch.dtype | None = None
@@ -234,7 +250,14 @@ class Reference:
 
     def _load(self, ids: Sequence[int]) -> Any:
         collate = getattr(self.recipe, "collate", None) or default_collate
-        return collate([self.dataset[number] for number in ids])
+        if self.given is not None:
+            return collate(copy.deepcopy([self.given[number] for number in ids]))
+        return collate(_samples(self.dataset, ids))
+
+    @property
+    def draws_samples(self) -> bool:
+        """Whether the data set draws random numbers, so that another reading comes to other samples."""
+        return self._draws or self._repeats is False
 
     def can_load(self, part: Shard) -> bool:
         """Return True where the samples of a shard can be loaded again: by the same generators they are the same bits.
@@ -251,17 +274,17 @@ class Reference:
         return self._repeats and not (self._draws and self._plan.num_workers)
 
     @contextmanager
-    def _alone(self, who: str = "loss() or the model") -> Iterator[None]:
-        """Refuse what asks other ranks, which are not there to answer.
+    def _as_rank(self) -> Iterator[None]:
+        """Be one of the ranks, without the others.
 
         Raises:
             Unrepeatable: The recipe asks them.
         """
 
         def refuse(*_: Any, **__: Any) -> None:
-            raise Unrepeatable(f"{who} asks the other ranks by torch.distributed, which one process cannot answer")
+            raise Unrepeatable("loss() or the model asks the other ranks by torch.distributed, which one process cannot answer")
 
-        with answering(refuse) if self._world_size > 1 else nullcontext():
+        with unanswered(self._world_size, refuse) if self._world_size > 1 else nullcontext():
             yield
 
     def _loss(
@@ -274,6 +297,31 @@ class Reference:
             loss = recipe.loss(model, batch)
         return loss if isinstance(loss, tuple) else (loss, None)
 
+    # --- what one process has ------------------------------------------------------------------------------------------
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples there are."""
+        return len(self.dataset)
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        """Return the global batches of an epoch."""
+        plan = self._plan
+        with self._one_process.entered():
+            found = epoch_batches(self.recipe, self.num_samples, plan.global_batch_size, plan.seed, epoch)
+        return [list(batch) for batch in found]
+
+    def num_evaluated(self) -> int:
+        """Return how many samples there are to evaluate on."""
+        with self._one_process.entered():
+            seed_everything(derive(EVALUATION_SEED, "eval_dataset"))
+            return len(self.recipe.eval_dataset())  # type: ignore[attr-defined]
+
+    def learning_rates(self, number: int) -> list[list[float]]:
+        """Return the learning rates, of each parameter group, that the recipe declares for the first steps."""
+        with self._one_process.entered():
+            return learning_rates(self.recipe, self.model, self.num_steps, number)
+
     # --- the update --------------------------------------------------------------------------------------------------
 
     def declared_lr(self) -> list[float]:
@@ -282,7 +330,7 @@ class Reference:
 
     def next_step(self) -> None:
         """Let the recipe's own scheduler go on."""
-        with as_one_process():
+        with self._one_process.entered():
             if not self._has_stepped:
                 # Schedulers warn of an optimizer that did nothing.
                 self.model.zero_grad(set_to_none=True)
@@ -308,11 +356,8 @@ class Reference:
             rewritten: Parameters that forward has changed, which the step finds so.
             items: Number of items in the global batch, where losses are sums over them.
             found: The run's state after the step.
-
-        Raises:
-            Unrepeatable: The optimizer asks other ranks.
         """
-        with as_one_process(), self._alone("the optimizer"):
+        with self._one_process.entered():
             after, moved = self._stepped(self._optimizer(state), state, rewritten, reduced, items)
             in_step, moved_in_step = self._stepped(self._declared, state, rewritten, reduced, items)
         self._has_stepped = True
@@ -366,7 +411,7 @@ class Reference:
     def whole_batch(
         self, state: TrainingState, shards: Sequence[Sequence[Sequence[int]]], dtype: torch.dtype | None
     ) -> tuple[float, Gradients]:
-        """Return loss and gradient of the global batch in this one process, without dropout.
+        """Return loss and gradient of the global batch in this one process, with nothing dropped or drawn.
 
         The batch goes through at once. BatchNorm of each rank's own batch takes its running statistics meanwhile, as the ranks
         do in this comparison: how they treat their own batches, the replay shows. Synchronised, it goes through piece by piece,
@@ -377,19 +422,39 @@ class Reference:
             dtype: float64, or None for the run's own precision.
 
         Raises:
-            Unrepeatable: Forward draws other random numbers than dropout's, asks other ranks, cannot run in float64, or leaves
-                for the next piece what depends on the samples.
+            Unrepeatable: Forward draws other random numbers than torch's, cannot run in float64, or leaves for the next piece
+                what depends on the samples.
         """
-        with as_one_process(), self._alone(), without_dropout(), exchanging(OneProcess()):
+        with self._one_process.entered(), ConstantDraws(), exchanging(OneProcess()):
             try:
                 return self._whole_batch(state, shards, dtype)
             except Unrepeatable:
                 raise
+            except UnknownDraw as error:
+                raise Unrepeatable(f"forward draws random numbers in a way that cannot be held constant ({error})") from error
             except Exception as error:
                 if dtype is None or self._plan.precision == "float64":
                     raise
                 said = (str(error).splitlines() or [type(error).__name__])[0]
                 raise Unrepeatable(f"the recipe cannot run in float64 ({said})") from error
+
+    def losses_in_other_orders(
+        self, state: TrainingState, shards: Sequence[Sequence[Sequence[int]]], dtype: torch.dtype | None
+    ) -> list[float]:
+        """Return the loss of the global batch with its samples in other orders: only rounding tells them apart."""
+        model = self.model if dtype is None else self._wide
+        model.train()
+        with self._one_process.entered(), ConstantDraws(), exchanging(OneProcess()), self._fixed_statistics(model):
+            parts = self._parts(model, state, shards, dtype)
+            found = []
+            for reorder in _ORDERS:
+                with torch.no_grad():
+                    loss, number = self._forward(model, state, [reorder(part) for part in parts], dtype)
+                found.append(float(loss) / number)
+        return found
+
+    def _fixed_statistics(self, model: nn.Module) -> AbstractContextManager[None]:
+        return with_fixed_statistics(model) if self.has_local_statistics else nullcontext()
 
     def _whole_batch(
         self, state: TrainingState, shards: Sequence[Sequence[Sequence[int]]], dtype: torch.dtype | None
@@ -398,7 +463,7 @@ class Reference:
         self.narrowed = None
         model.train()
         # Around backward too, which calls forward again where activations are not kept.
-        with with_fixed_statistics(model) if self.has_local_statistics else nullcontext():
+        with self._fixed_statistics(model):
             parts = self._parts(model, state, shards, dtype)
             model.zero_grad(set_to_none=True)
             loss, number = self._forward(model, state, parts, dtype)
@@ -411,15 +476,15 @@ class Reference:
     ) -> tuple[Tensor, float]:
         """Return the sum of losses over parts that go through one after the other, from ``state``, and their number."""
         state.restore(model)
-        total, weight = torch.zeros((), dtype=torch.float64, device=self._device), 0.0
+        total, weight, narrowing = torch.zeros((), dtype=torch.float64, device=self._device), 0.0, Narrowing()
         for part in parts:
             batch = self._load(part)
             before = value_digest(random_states())
-            with Narrowing() as narrowing:
-                loss, items = self._loss(self.recipe, model, batch, dtype)
-            self.narrowed = narrowing.narrowest or self.narrowed
+            with narrowing:
+                loss, items = self._loss(self.recipe if dtype is None else self._wide_recipe, model, batch, dtype)
+            self.narrowed = narrowing.narrowed(loss) or self.narrowed
             if value_digest(random_states()) != before:
-                raise Unrepeatable("forward draws random numbers, and not by torch's dropout, which could be switched off")
+                raise Unrepeatable("forward draws random numbers, and not by torch, whose draws could be held constant")
             number = float(items) if items is not None else float(len(part))
             total = total + (loss if items is not None else loss * number).double()
             weight += number
@@ -473,7 +538,7 @@ class Reference:
 
         ``draw`` numbers the random streams that evaluation may draw from: what depends on it cannot be compared.
         """
-        with as_one_process():
+        with self._one_process.entered():
             return self._evaluate(state, parts, size, draw)
 
     def _evaluate(self, state: TrainingState, parts: Sequence[Sequence[int]], size: int, draw: int) -> dict[str, list[float]]:
@@ -485,10 +550,10 @@ class Reference:
         self.model.eval()
         totals: dict[str, list[float]] = {}
         before = value_digest(random_states())
-        with torch.no_grad(), self._alone():
+        with torch.no_grad():
             for part in parts:
                 for start in range(0, len(part), size):
-                    samples = collate([dataset[number] for number in part[start : start + size]])
+                    samples = collate(_samples(dataset, part[start : start + size]))
                     batch = _moved(samples, self._device, self._plan.precision == "float64")
                     for name, (value, count) in self.recipe.evaluate(self.model, batch).items():  # type: ignore[attr-defined]
                         pair = totals.setdefault(name, [0.0, 0.0])
@@ -496,6 +561,19 @@ class Reference:
                         pair[1] += float(count)
         self.drew_in_evaluation = value_digest(random_states()) != before
         return totals
+
+
+_ORDERS: tuple[Callable[[Sequence[int]], list[int]], ...] = (
+    lambda part: [*part][::-1],
+    lambda part: [*part[len(part) // 2 :], *part[: len(part) // 2]],
+    lambda part: [*part[::2], *part[1::2]],
+)
+
+
+def _samples(dataset: Any, ids: Sequence[int]) -> list[Any]:
+    """Return the samples of these numbers, as torch's loader fetches them."""
+    fetch = getattr(dataset, "__getitems__", None)
+    return list(fetch(list(ids))) if fetch is not None else [dataset[number] for number in ids]
 
 
 def _same(one: Tensor, other: Tensor | None) -> bool:
@@ -516,11 +594,30 @@ def _moved(batch: Any, device: torch.device, wide: bool) -> Any:
     if isinstance(batch, Tensor):
         return batch.to(device, torch.float64 if wide and batch.is_floating_point() else batch.dtype)
     if isinstance(batch, Mapping):
-        return {key: _moved(value, device, wide) for key, value in batch.items()}
+        return _refilled(batch, {key: _moved(value, device, wide) for key, value in batch.items()})
     if isinstance(batch, list | tuple):
         moved = [_moved(value, device, wide) for value in batch]
         return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     return batch
+
+
+def _refilled(batch: Mapping[Any, Any], moved: dict[Any, Any]) -> Mapping[Any, Any]:
+    """Return a mapping of the batch's own type with what moved, where one can be made; else a dictionary."""
+    if type(batch) is dict or not isinstance(batch, MutableMapping):
+        return moved
+    try:
+        twin = copy.copy(batch)
+        attributes = getattr(twin, "__dict__", {})
+        for name, value in list(attributes.items()):
+            if name in moved and value is batch[name]:
+                attributes[name] = moved[name]
+            elif isinstance(value, dict):
+                attributes[name] = copy.copy(value)
+        for key, value in moved.items():
+            twin[key] = value
+    except Exception:
+        return moved
+    return twin if all(twin[key] is moved[key] for key in moved) else moved
 
 
 def _clip_sparse(parameters: list[nn.Parameter], max_norm: float) -> None:
@@ -530,28 +627,3 @@ def _clip_sparse(parameters: list[nn.Parameter], max_norm: float) -> None:
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient.mul_(factor)
-
-
-@contextmanager
-def without_dropout() -> Iterator[None]:
-    """Let every dropout of torch's be the identity, attention's included, so that a batch and its shards can be compared."""
-    names = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-    attend: Any = F.scaled_dot_product_attention
-    before = {name: getattr(F, name) for name in names} | {"scaled_dot_product_attention": attend}
-
-    def identity(input: Tensor, *_: Any, **__: Any) -> Tensor:
-        return input
-
-    def attend_to_all(*args: Any, **kwargs: Any) -> Any:
-        # dropout_p is the fifth of its positions.
-        if len(args) > 4:
-            return attend(*args[:4], 0.0, *args[5:], **kwargs)
-        return attend(*args, **{**kwargs, "dropout_p": 0.0})
-
-    try:
-        for name in before:
-            setattr(F, name, identity if name in names else attend_to_all)
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(F, name, function)

@@ -195,8 +195,12 @@ def has_end(path: Path) -> bool:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write ``path`` so that a reader sees all of ``content`` or what was there before, never a part."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
-    aside.write_bytes(content.encode() if isinstance(content, str) else content)
-    aside.replace(path)
+    try:
+        aside.write_bytes(content.encode() if isinstance(content, str) else content)
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import difflib
 import os
+import pickletools
 import signal
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from harness.environ import RUN_DIR
@@ -23,7 +25,7 @@ from harness.portable import find_main, name_of, pickle_call, require_guard, req
 from harness.raising import exception_of
 from harness.record import RunResult
 from harness.request import Attempt, Console, Request, summary
-from harness.rundir import read_value, write_whole
+from harness.rundir import RunDir, read_value, write_whole
 
 _OPTIONS = ("backend", "gpus", "xpus", "selected_gpus", "start_method", "timeout_s", "threads", "print_config")
 _OLD_OPTIONS = {
@@ -128,7 +130,7 @@ class SpawnContext:
             return False
         _unwatched.discard(self)
         if result.status != "ok":
-            self._error = exception_of(result, self._run)
+            self._error = exception_of(_with_what_is_lost(result, self._run), self._run)
             self._finish()
             raise self._error
         self._result = result
@@ -198,7 +200,7 @@ def _prepare(func: Callable[..., Any], args: Sequence[Any], nprocs: int, options
     call = pickle_call(func, args)
     path, module = find_main(call)
     require_guard(path)
-    if path is None and b"__main__" in call:
+    if path is None and _refers_to_main(call):
         raise ConfigError(
             f"spawn() cannot hand {name_of(func)} to its ranks: it was typed into a notebook or prompt, or read from standard "
             "input. Save it in a file, and import it from there."
@@ -217,6 +219,29 @@ def _prepare(func: Callable[..., Any], args: Sequence[Any], nprocs: int, options
     if tells:
         print(summary(plan), file=sys.stderr, flush=True)
     return SpawnContext(plan, call)
+
+
+def _refers_to_main(call: bytes) -> bool:
+    """Return True where a pickle names something that the main module defines; the word alone may be in any text."""
+    if b"__main__" not in call:
+        return False
+    memo: dict[int, str | None] = {}
+    pushed: list[str | None] = [None, None]
+    for operation, argument, _ in pickletools.genops(call):
+        match operation.name:
+            case "FRAME":
+                continue
+            case "MEMOIZE":
+                memo[len(memo)] = pushed[-1]
+                continue
+            case "BINGET" | "LONG_BINGET":
+                text = memo.get(int(argument or 0))
+            case "STACK_GLOBAL" if pushed[0] == "__main__":
+                return True
+            case _:
+                text = argument if isinstance(argument, str) else None
+        pushed = [pushed[1], text]
+    return False
 
 
 def _read_options(nprocs: int, options: dict[str, Any]) -> tuple[Request, bool]:
@@ -264,6 +289,16 @@ def _listed(option: str, devices: Any) -> str:
     if not texts or "" in texts:
         raise ConfigError(f"{option}={devices!r} names no device, or an empty one; write ids with commas between, as in '0,1'.")
     return ",".join(texts)
+
+
+def _with_what_is_lost(result: RunResult, run: RunDir) -> RunResult:
+    """Return ``result``, saying so where the exception that failed the run could not be kept with its type."""
+    failed = next((rank for rank in result.ranks if rank.rank == result.failed_rank), None)
+    if failed is None or failed.failure is None or "hung" in result.marks or run.error(failed.rank).exists():
+        return result
+    kind = failed.failure.type
+    said = f"{kind} could not be brought here, as pickle cannot write and read it: `except {kind}` does not catch it."
+    return replace(result, message=f"{result.message} {said}")
 
 
 def _pass_on(interruption: Interrupted) -> NoReturn:

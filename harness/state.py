@@ -37,19 +37,31 @@ class TrainingState:
 
 
 def _restore_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Put buffers back, which forward may have made, replaced, grown or dropped since."""
-    shared = set()
+    """Put buffers back, which forward may have made, replaced, grown or dropped since.
+
+    A buffer whose elements share memory, as ``expand`` makes them, cannot be written: a new tensor takes its place.
+    """
+    restored: dict[int, Tensor | None] = {}
     for path, module in model.named_modules():
         for key, present in module._buffers.items():
-            if present is not None and id(present) in shared:
+            if present is not None and id(present) in restored:
+                module._buffers[key] = restored[id(present)]
                 continue
-            shared.add(id(present))
             value = values.get(f"{path}.{key}" if path else key)
-            if present is not None and value is not None and present.shape == value.shape:
+            if present is not None and value is not None and present.shape == value.shape and not _is_expanded(present):
                 present.copy_(value)
             else:
                 like = value if present is None else present
-                module._buffers[key] = None if value is None or like is None else value.to(like.dtype, copy=True)
+                module._buffers[key] = None if value is None or like is None else value.to(like, copy=True)
+            if present is not None:
+                restored[id(present)] = module._buffers[key]
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Return whether several of a tensor's elements lie at one place in memory."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return False
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
@@ -67,6 +79,17 @@ def in_precision(model: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     for module, key, buffer in pairs:
         module._buffers[key] = buffer.to(device, dtype.to_complex())
     return model
+
+
+def widened(recipe: Any) -> Any:
+    """Return a copy of a recipe whose own tensors and modules, the weights of a loss say, are in float64."""
+    wide = copy.copy(recipe)
+    for name, value in vars(recipe).items():
+        if isinstance(value, Tensor) and value.is_floating_point():
+            setattr(wide, name, value.double())
+        elif isinstance(value, nn.Module):
+            setattr(wide, name, copy.deepcopy(value).double())
+    return wide
 
 
 def random_states() -> dict[str, Any]:

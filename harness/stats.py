@@ -281,6 +281,19 @@ def paired_ratio(logs: Sequence[float], level: float = 0.95) -> PairedRatio:
     return PairedRatio(math.exp(hodges_lehmann(logs)), interval, len(logs), "signed-rank")
 
 
+def factor(logs: Sequence[float], level: float = 0.95) -> PairedRatio:
+    """Return the ratio that log ratios speak for, centred so that the centres of ratios which multiply pair by pair do too.
+
+    It is exp(mean) at any number of pairs; Hodges-Lehmann centres do not add. The interval is that of :func:`paired_ratio`,
+    made wider where it would leave the centre out, as one far pair moves the mean and hardly the signed ranks.
+    """
+    found, centre = paired_ratio(logs, level), math.exp(statistics.fmean(logs))
+    if found.interval is None:
+        return found
+    wide = Interval(min(found.interval.low, centre), max(found.interval.high, centre), level)
+    return PairedRatio(centre, wide, found.pairs, found.method)
+
+
 def equivalent(logs: Sequence[float], margin: float, level: float = 0.95) -> bool:
     """Return whether the ratio is shown to lie in [1/(1+margin), 1+margin]: two one-sided tests (Schuirmann, 1987).
 

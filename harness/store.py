@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness.environ import RankEnvironment
-from harness.errors import ConfigError
+from harness.errors import ConfigError, HarnessError
 from harness.importing import when_imported
 from harness.rundir import RunDir, has_end, write_json
 
@@ -33,6 +33,7 @@ def offer_store(run: RunDir, who: RankEnvironment, wanted: int | None = None) ->
 
     Raises:
         ConfigError: The port is taken.
+        HarnessError: This machine has no port to give.
     """
     port = _own_store(run, wanted) if who.rank == 0 else _await_port(run)
     # With an agent's store, torch makes every rank a client.
@@ -60,14 +61,19 @@ def _own_store(run: RunDir, wanted: int | None) -> int:
     try:
         listener.bind((_HOST, wanted or 0))
     except OSError as error:
-        raise ConfigError(
-            f"--master={_HOST}:{wanted} cannot be used: {error.strerror}. Leave it out: then a free port is found."
-        ) from None
+        listener.close()
+        raise _cannot_listen(wanted, error) from None
     listener.listen(1024)
     port = int(listener.getsockname()[1])
     write_json(run.store, {"port": port, "attempt": _attempt()})
     _offers.extend([when_imported(_RENDEZVOUS, lambda: _serve(listener)), listener.close])
     return port
+
+
+def _cannot_listen(wanted: int | None, error: OSError) -> HarnessError:
+    if wanted is None:
+        return HarnessError(f"rank 0 cannot listen on {_HOST}, where the ranks meet: {error.strerror}.")
+    return ConfigError(f"--master={_HOST}:{wanted} cannot be used: {error.strerror}. Leave it out: then a free port is found.")
 
 
 def _await_port(run: RunDir) -> int:

@@ -25,7 +25,6 @@ from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe
 from harness.record import Evaluation, Step, ratio
 from harness.reducing import reducing, reduction, watch
-from harness.rundir import find_checkpoint
 from harness.seeds import derive, seed_everything
 from harness.trainer import Seat, StepResult, Trainer
 from harness.verify import MakeTrainer, verify
@@ -52,7 +51,9 @@ def train(rank: Rank) -> float:
 
 def _train(rank: Rank, plan: TrainPlan, seat: Seat) -> float:
     if plan.resume:
-        find_checkpoint(Path(rank.plan.cwd, plan.resume))
+        found = checkpoint.look(Path(rank.plan.cwd, plan.resume), plan, seat.world_size)
+        if seat.rank == 0:
+            rank.record.log("INFO", found)
     recipe = make_recipe(plan.recipe)
     if hasattr(recipe, "measure"):
         return measure(rank, recipe, seat)

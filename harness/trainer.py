@@ -72,6 +72,7 @@ class LossModule(nn.Module):
     Called with None, by a rank that has no sample in this step, it takes part with gradients of zero.
 
     Attributes:
+        recipe: Whose loss it is.
         alarm: A parameter of value 0 that is added to every loss, so that its gradient, averaged with all others, is NaN on
             all ranks when a loss was not finite on any: other gradients need not show it (behind a ReLU, say). Shape
             [1], because PowerSGD wants a dimension.
@@ -81,7 +82,7 @@ class LossModule(nn.Module):
         super().__init__()
         self.model = model
         self.alarm = nn.Parameter(torch.zeros(1, device=device, dtype=DTYPES[plan.precision]))
-        self._recipe = recipe
+        self.recipe = recipe
         self._autocast = plan.precision == "bfloat16"
         self._uses_all = not plan.ddp.find_unused_parameters
         self._device_type = device.type
@@ -91,7 +92,7 @@ class LossModule(nn.Module):
         if batch is None:
             return self._zero(), None
         with torch.autocast(self._device_type, torch.bfloat16) if self._autocast else nullcontext():
-            loss, items = loss_and_items(self._recipe.loss(self.model, batch), f"{type(self._recipe).__name__}.loss()")
+            loss, items = loss_and_items(self.recipe.loss(self.model, batch), f"{type(self.recipe).__name__}.loss()")
         return loss + self.alarm.sum().to(loss.dtype), items
 
     def _zero(self) -> Tensor:
@@ -200,9 +201,10 @@ class Trainer:
         """Have DDP order its buckets now, by gradients of zeros.
 
         It does so after the first backward, and from 3 ranks on the order of additions follows from a gradient's place in its
-        bucket: the first step of resumed training would else differ in bits from the same step of training that went on.
+        bucket: the first step of resumed training would else differ in bits from the same step of training that went on. With
+        a static graph DDP learns from its first step which gradients there are, and how often: that has to be a true one.
         """
-        if self.seat.world_size > 1:
+        if self.seat.world_size > 1 and not self.plan.ddp.static_graph:
             self.wrapped(None)[0].backward()
             for parameter in self.loss_module.parameters():
                 parameter.grad = None

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
+from harness.compare.chains import differences
 from harness.compare.order import repeats, schedule
 from harness.plan import RunPlan, Trial
 from harness.record import RunResult
@@ -29,13 +30,25 @@ def groups(reports: Sequence[JobReport], aa: bool) -> list[list[JobReport]]:
     for report in reports:
         if report.plan.train is None or report.result.status != "ok":
             continue
-        if report.plan.overwrites_its_start(RunDir(report.folder)):
-            # What it went on from is gone.
+        if report.plan.overwrites_its_start(RunDir(report.folder)) or done_before(report, reports) is not None:
+            # What it went on from is gone, or its launches would be those of another job.
             continue
         linked = [group for group in found if any(may_pair(one.plan, report.plan) for one in group)]
         joined = sorted([*chain.from_iterable(linked), report], key=_number)
         found = sorted([*(group for group in found if group not in linked), joined], key=lambda group: _number(group[0]))
     return [group for group in found if len(group) > 1 or aa]
+
+
+def done_before(report: JobReport, reports: Sequence[JobReport]) -> int | None:
+    """Return the number of an earlier job whose launches are these: wrapping one rank changes nothing where there are more."""
+    plan = report.plan
+    for one in reports:
+        alike = (one.plan.method, one.plan.start_method) == (plan.method, plan.start_method) and plan.nprocs > 1
+        if one.plan.job >= plan.job or not alike or one.result.status != "ok":
+            continue
+        if differences(one.plan, plan).keys() == {"ddp.wrap_one_rank"}:
+            return one.plan.job
+    return None
 
 
 def _number(report: JobReport) -> int:

@@ -9,32 +9,40 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.batchnorm import SyncBatchNorm, has_local_statistics, with_fixed_statistics
 from harness.capture import Capture, Captured
-from harness.compare.evidence import Evidence, Mathematics, Partition, StepEvidence
+from harness.compare.bounds import MOST_IN_FLOAT64, MOST_IN_REPORT, MOST_LOSS_ERROR
+from harness.compare.evidence import Evidence, Mathematics, Partition, Schedule, StepEvidence
 from harness.compress import WIRE
 from harness.context import Rank
 from harness.digest import Digests, digests, gradient_digest, state_digests
+from harness.draws import ConstantDraws
 from harness.errors import Mismatch
 from harness.evaluate import eval_dataset_of, evaluate
 from harness.group import described_tensors, difference
-from harness.loader import load
+from harness.loader import collate_of, epoch_batches, fetch, load
 from harness.partition import evaluated, last_batch, partition_of, parts_of, require_one_data_set
 from harness.plan import TrainPlan
+from harness.recipe import learning_rates
 from harness.record import FORMAT, ratio
-from harness.replay import Reference, Replayed, Shard, Unrepeatable, without_dropout
+from harness.replay import Reference, Replayed, Shard, Unrepeatable
 from harness.rounding import Gradients, by_floor, dtype_of, excess_ratios, exchange_ratios, reduction_ratios
 from harness.rundir import write_json
 from harness.shard import pieces, shard
-from harness.state import TrainingState, undisturbed_random
+from harness.state import TrainingState, undisturbed_random, widened
 from harness.trainer import Seat, Trainer
 
 MakeTrainer = Callable[[TrainPlan], Trainer]
@@ -42,6 +50,9 @@ Metrics = dict[str, list[float]]
 STEPS = {"quick": 3, "full": 5, "audit": 5}
 EPOCHS = 2
 """How many epochs' sample numbers are looked at."""
+
+SCHEDULED = 1000
+"""Of how many steps learning rates are looked at."""
 
 DRAWS = 17
 """With how many draws to evaluate what draws at random, if it differs: counts often come to the same with two."""
@@ -76,6 +87,7 @@ class Verification:
     def run(self) -> Evidence | None:
         """Capture, replay, and join what was found."""
         trainer = self._make_trainer(self._plan)
+        self._model = trainer.model
         self._described = described_tensors(trainer.model)
         birth = self._gather({**state_digests(trainer.model, trainer.optimizer), **digests(trainer.model.named_buffers())})
         facts = self._gather({**trainer.facts(), "uncovered": uncovered(trainer)})
@@ -92,6 +104,7 @@ class Verification:
         if self._random_data and self._plan.num_workers == 0:
             # A data set with generators of its own does not come to the same samples again.
             twice = None
+        schedule = self._schedule(trainer, shares)
         if self._seat.rank != 0:
             return None
         reference_birth, has_batch_norm = self._born(birth)
@@ -103,10 +116,12 @@ class Verification:
             deterministic=self._plan.deterministic,
             sync_bn=self._plan.sync_bn,
             has_batch_norm=has_batch_norm,
-            synchronised=synchronised_buffers(trainer),
+            batch_norm_buffers=buffers_of(trainer.model, _BatchNorm),
+            synchronised=buffers_of(trainer.model, SyncBatchNorm),
             data_goes_on=self._data_goes_on(shares),
             uses_random=self._uses_random,
-            find_unused_parameters=self._plan.ddp.find_unused_parameters,
+            find_unused_parameters=self._plan.ddp.find_unused_parameters or self._plan.ddp.static_graph,
+            schedule=schedule,
             comm_hook=self._plan.ddp.comm_hook,
             asked_world_size=self._rank.plan.nprocs,
             shared_with=str(self._plan.reference) if shares else "",
@@ -131,19 +146,33 @@ class Verification:
     def _reference(self, number: int) -> Reference:
         """Return the reference, with its scheduler at step ``number``; made when it is first needed."""
         if self._own_reference is None:
-            made = Reference(self._plan, self._seat.world_size, self._seat.device, self._num_steps)
+            made = Reference(self._plan, self._seat.world_size, self._seat.device, self._num_steps, self._model)
             alone = described_tensors(made.model)
             if alone != self._described:
                 differing = difference(alone, self._described, "one process", "the ranks")
                 raise Mismatch(
                     f"model() makes another model for one process than for {self._seat.world_size} ranks: {differing}."
                 )
+            self._require_same_samples(made)
             self._own_reference = made
             self._scheduled = 0
         while self._scheduled < number:
             self._own_reference.next_step()
             self._scheduled += 1
         return self._own_reference
+
+    def _require_same_samples(self, reference: Reference) -> None:
+        """See to it that one process has the samples of the ranks, in the same batches.
+
+        Raises:
+            Mismatch: It has not: dataset() or batches() of the recipe asks for the number of ranks.
+        """
+        ranks = self._seat.world_size
+        if reference.num_samples != self._num_samples:
+            said = f"dataset() has {reference.num_samples} samples for one process, and {self._num_samples} for {ranks} ranks."
+            raise Mismatch(said)
+        if any(reference.batches(epoch) != batches for epoch, batches in enumerate(self._grouped)):
+            raise Mismatch(f"batches() makes other global batches for one process than for {ranks} ranks.")
 
     def _born(self, birth: list[Digests]) -> tuple[Digests, bool]:
         """Return the reference's state at step 0, and whether it has BatchNorm."""
@@ -204,7 +233,7 @@ class Verification:
         reference = self._reference(len(self._states) - 1)
         replayed, why_not = self._replay(ranks, state, reference)
         first = ranks[0]
-        items = math.fsum(count for r in ranks for count in r.counts) if first.counts_items else None
+        items = _items(ranks)
         step["declared_lr"] = reference.declared_lr()
         rewritten = replayed[0].rewritten if replayed else {}
         after: Digests | None = None
@@ -300,7 +329,17 @@ class Verification:
         epochs = range(min(EPOCHS, trainer.plan.epochs or EPOCHS))
         mine = [[(list(batch), list(trainer.shard(batch))) for batch in trainer.epoch_batches(epoch)] for epoch in epochs]
         everybody = self._gather(mine)
+        self._num_samples = trainer.num_samples
+        self._grouped = self._own_batches(trainer, epochs)
         return partition_of(everybody, trainer.num_samples)
+
+    def _own_batches(self, trainer: Trainer, epochs: Sequence[int]) -> list[list[list[int]]]:
+        """Return the global batches of some epochs, where the recipe makes them."""
+        plan, recipe = self._plan, trainer.recipe
+        if not hasattr(recipe, "batches"):
+            return []
+        made = (epoch_batches(recipe, trainer.num_samples, plan.global_batch_size, plan.seed, epoch) for epoch in epochs)
+        return [[list(batch) for batch in batches] for batches in made]
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
@@ -322,11 +361,32 @@ class Verification:
         again = None
         with undisturbed_random():
             reference = self._reference(0)
+            alone = reference.num_evaluated()
+            if alone != len(dataset):
+                raise Mismatch(f"eval_dataset() has {alone} samples for one process, and {len(dataset)} for {ranks} ranks.")
             expected = reference.evaluate(state, parts, size, draw=0)
             # What changes with the same draws too is carried from one evaluation to the next: a fault, and no chance.
             if expected != mine and reference.drew_in_evaluation and reference.evaluate(state, parts, size, draw=0) == expected:
                 again = [reference.evaluate(state, parts, size, draw) for draw in range(1, DRAWS)]
         return mine, expected, again
+
+    # --- the schedule ------------------------------------------------------------------------------------------------
+
+    def _schedule(self, trainer: Trainer, shares: bool) -> Schedule | None:
+        """Compare all learning rates to come, which steps alone do not show, with those that one process declares."""
+        number = min(trainer.num_steps, SCHEDULED)
+        everybody = self._gather(learning_rates(trainer.recipe, trainer.model, trainer.num_steps, number))
+        if self._seat.rank != 0:
+            return None
+        if shares and self._shared is not None:
+            return self._shared.get("schedule")
+        with undisturbed_random():
+            declared = self._reference(0).learning_rates(number)
+        for step, rates in enumerate(zip(*everybody, strict=True)):
+            for rank, mine in enumerate(rates):
+                if mine != declared[step]:
+                    return Schedule(steps=number, step=step, rank=rank, lr=mine, declared=declared[step])
+        return Schedule(steps=number)
 
     # --- mathematics -------------------------------------------------------------------------------------------------
 
@@ -348,69 +408,99 @@ class Verification:
             return None, None
         is_wide = self._plan.precision == "float64"
         own = None if is_wide else self._mathematics(self._plan, None)
-        if self._not_whole or (not is_wide and self._plan.compare == "quick"):
+        # Where a step is that coarse, its own precision hides too much.
+        quick = self._plan.compare == "quick" and self._plan.precision != "bfloat16"
+        if self._not_whole or (not is_wide and quick):
             return own, None
         return own, self._mathematics(dataclasses.replace(self._plan, precision="float64"), torch.float64)
 
     def _mathematics(self, plan: TrainPlan, dtype: torch.dtype | None) -> list[Mathematics] | None:
-        """Compare the ranks' gradient with the whole batch's, dropout being off, at the first two states."""
+        """Compare the ranks' gradient with the whole batch's, nothing being drawn, at the first two states."""
         trainer = self._make_trainer(plan)
+        if dtype is not None:
+            trainer.loss_module.recipe = widened(trainer.recipe)
         found = []
         taken = list(zip(self._numbers, self._states, self._batches, strict=True))[:2]
         for number, state, batch in [*taken, *((*taken[0][:2], batch) for batch in last_batch(trainer) if taken)]:
+            samples = self._same_samples(trainer.dataset, batch)
+            # One process first: what it cannot do, no rank is to begin.
+            whole = self._on_rank_0(partial(self._whole, state, batch, samples, dtype))
+            if self._not_whole:
+                return None
             state.restore(trainer.model)
-            loss, gradients = self._gradient_of_ranks(trainer, batch)
-            if self._seat.rank == 0:
-                try:
-                    with undisturbed_random():
-                        found.append(self._compare(number, loss, gradients, state, batch, self._reference(0), dtype))
-                except Unrepeatable as error:
-                    self._not_whole = str(error)
-            self._not_whole = str(self._tell(self._not_whole))
+            loss, gradients = self._gradient_of_ranks(trainer, batch, samples)
+            found.append(self._on_rank_0(partial(self._compare, number, loss, gradients, whole, dtype)))
             if self._not_whole:
                 return None
         return found if self._seat.rank == 0 else None
 
-    def _gradient_of_ranks(self, trainer: Trainer, batch: Sequence[int]) -> tuple[float, Gradients]:
+    def _on_rank_0(self, work: Callable[[], Any]) -> Any:
+        """Return what work comes to on rank 0, and None elsewhere; where it cannot be done, all ranks learn why."""
+        found = None
+        if self._seat.rank == 0:
+            try:
+                with undisturbed_random():
+                    found = work()
+            except Unrepeatable as error:
+                self._not_whole = str(error)
+        self._not_whole = str(self._tell(self._not_whole))
+        return found
+
+    def _same_samples(self, dataset: Any, batch: Sequence[int]) -> Mapping[int, Any] | None:
+        """Return the samples of a batch as rank 0 reads them, on all ranks, where each reading comes to others."""
+        if not self._tell(self._seat.rank == 0 and self._reference(0).draws_samples):
+            return None
+        read = self._on_rank_0(lambda: _sendable(dict(zip(batch, fetch(dataset, batch), strict=True))))
+        return dict(self._tell(read) or {})
+
+    def _gradient_of_ranks(
+        self, trainer: Trainer, batch: Sequence[int], samples: Mapping[int, Any] | None
+    ) -> tuple[float, Gradients]:
         mine = trainer.pieces(batch)
-        loaded = load(trainer.dataset, mine, trainer.recipe, 0, 0)
+        if samples is None:
+            loaded = load(trainer.dataset, mine, trainer.recipe, 0, 0)
+        else:
+            loaded = (collate_of(trainer.recipe)([samples[number] for number in piece]) for piece in mine)
         trainer.model.train()
         trainer.optimizer.zero_grad(set_to_none=True)
         local = has_local_statistics(trainer.model)
-        with without_dropout(), with_fixed_statistics(trainer.model) if local else nullcontext():
+        with ConstantDraws(), with_fixed_statistics(trainer.model) if local else nullcontext():
             total, count = trainer.accumulate(batch, [(len(piece), next(loaded)) for piece in mine])
         trainer.reduced(count)
         sums = self._gather([total, count])
         gradients = {name: p.grad for name, p in trainer.model.named_parameters() if p.requires_grad}
         return ratio(sum(s[0] for s in sums), sum(s[1] for s in sums)), gradients
 
-    def _compare(
-        self,
-        number: int,
-        loss: float,
-        gradients: Gradients,
-        state: TrainingState,
-        batch: Sequence[int],
-        reference: Reference,
-        dtype: torch.dtype | None,
-    ) -> Mathematics:
-        ranks = self._seat.world_size
+    def _whole(
+        self, state: TrainingState, batch: Sequence[int], samples: Mapping[int, Any] | None, dtype: torch.dtype | None
+    ) -> Whole:
+        ranks, reference = self._seat.world_size, self._reference(0)
         shards = [pieces(shard(batch, rank, ranks), self._plan.grad_accumulation) for rank in range(ranks)]
-        exact_loss, exact = reference.whole_batch(state, shards, torch.float64)
-        if reference.has_local_statistics and not math.isfinite(exact_loss):
-            raise Unrepeatable("the loss is not finite where BatchNorm takes its running statistics for the batch's")
-        u = torch.finfo(dtype).eps / 2 if dtype is not None else self._round_off(gradients)
+        reference.given = samples
+        exact = reference.whole_batch(state, shards, torch.float64)
         if dtype is not None and reference.narrowed is not None:
             kind = str(reference.narrowed).removeprefix("torch.")
             raise Unrepeatable(f"loss() or the model narrows float64 to {kind} of its own accord")
+        single = exact if dtype is not None else reference.whole_batch(state, shards, None)
+        narrowed = reference.narrowed
+        return Whole(exact, single, narrowed, lambda: reference.losses_in_other_orders(state, shards, dtype))
+
+    def _compare(self, number: int, loss: float, gradients: Gradients, whole: Whole, dtype: torch.dtype | None) -> Mathematics:
+        (exact_loss, exact), (single_loss, single) = whole.exact, whole.single
+        if self._reference(0).has_local_statistics and not all(map(math.isfinite, (loss, exact_loss, single_loss))):
+            raise Unrepeatable("the loss is not finite where BatchNorm takes its running statistics for the batch's")
+        u = torch.finfo(dtype).eps / 2 if dtype is not None else self._round_off(gradients)
+        if whole.narrowed is not None:
+            u = max(u, torch.finfo(whole.narrowed).eps / 2)
         if dtype is not None:
             ratios = {name: by_floor(gradients.get(name), exact[name], exact, 1e-11) for name in exact}
         else:
-            _, single = reference.whole_batch(state, shards, None)
-            if reference.narrowed is not None:
-                u = max(u, torch.finfo(reference.narrowed).eps / 2)
             ratios = excess_ratios(gradients, single, exact, u)
-        error = abs(loss - exact_loss) / max(abs(exact_loss), 1e-300) / u
+        scale = max(abs(exact_loss) * u, 1e-300)
+        if abs(loss - exact_loss) > scale * (MOST_LOSS_ERROR if dtype is None else MOST_IN_FLOAT64 / u):
+            # Of a loss that nearly cancels, or of large numbers of which it is the difference, rounding takes more.
+            scale = max(scale, *(abs(other - exact_loss) for other in (single_loss, *whole.in_other_orders())))
+        error = abs(loss - exact_loss) / scale
         return Mathematics(step=number, ratios=ratios, loss_error=error)
 
     # --- between ranks -----------------------------------------------------------------------------------------------
@@ -446,6 +536,23 @@ class Verification:
     def _meet(self) -> None:
         if self._seat.world_size > 1:
             dist.barrier()
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Loss and gradient of a global batch in one process.
+
+    Attributes:
+        exact: In float64.
+        single: In the precision of the comparison.
+        narrowed: The narrowest type that the recipe itself computes in, if narrower.
+        in_other_orders: Returns the loss with the samples in other orders.
+    """
+
+    exact: tuple[float, Gradients]
+    single: tuple[float, Gradients]
+    narrowed: torch.dtype | None
+    in_other_orders: Callable[[], list[float]]
 
 
 CAPTURED = ("lr", "rng", "device_rng", "batches", "before", "losses", "local", "reduced", "after", "buffers")
@@ -495,9 +602,34 @@ def read_evidence(path: str | None) -> Evidence | None:
     return found
 
 
-def synchronised_buffers(trainer: Trainer) -> list[str]:
-    """Return the names of the buffers of layers that are synchronised over ranks."""
-    layers = [(name, m) for name, m in trainer.model.named_modules() if isinstance(m, SyncBatchNorm)]
+def _items(ranks: list[Captured]) -> float | None:
+    """Return the number of items in a global batch, where losses are sums over them.
+
+    The ranks' own, unless it is wrong: where weights count, its last bits depend on the order of the sum.
+    """
+    if not ranks[0].counts_items:
+        return None
+    exact, own = math.fsum(count for rank in ranks for count in rank.counts), ranks[0].num_items
+    return own if own is not None and math.isclose(own, exact, rel_tol=MOST_IN_REPORT) else exact
+
+
+def _sendable(samples: dict[int, Any]) -> dict[int, Any]:
+    """Return samples that can be sent to other ranks.
+
+    Raises:
+        Unrepeatable: They cannot.
+    """
+    try:
+        pickle.dumps(samples)
+    except Exception as error:
+        said = f"the data set draws random numbers, and its samples cannot be sent to other ranks ({type(error).__name__})"
+        raise Unrepeatable(said) from error
+    return samples
+
+
+def buffers_of(model: nn.Module, kind: type[nn.Module]) -> list[str]:
+    """Return the names of the buffers of all layers of one kind."""
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, kind)]
     return [f"{path}.{key}" if path else key for path, layer in layers for key, _ in layer.named_buffers(recurse=False)]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -225,7 +227,8 @@ def test_the_folder_of_a_sweep_leads_to_that_of_its_job(tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("no checkpoint")
-    with pytest.raises(ConfigError, match="cannot be read as a checkpoint"):
+    said = f"resume={path} cannot be read as a checkpoint: it is damaged, or something else has written it."
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
         checkpoint.load(rich(), path)
     torch.save(rich().model.state_dict(), path)
     with pytest.raises(ConfigError, match="is no checkpoint of a run: it has no model, optimizer, random, scheduler, step"):
@@ -248,6 +251,28 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         checkpoint.load(trainer(Plain()), path)
     with pytest.raises(ConfigError, match="the checkpoint has a scheduler, and the recipe has none"):
         checkpoint.load(trainer(Alone()), path)
+
+
+def test_what_goes_on_is_told_before_anything_is_verified(tmp_path: Path) -> None:
+    path, plan = tmp_path / "checkpoint.pt", rich().plan
+    checkpoint.save(rich(), path, 2)
+    assert checkpoint.look(tmp_path, plan, 1) == f"The training of {tmp_path} goes on after step 2 of 8."
+    other = dataclasses.replace(plan, seed=7, steps=9, global_batch_size=4, compare="full", recipe={**plan.recipe, "lr": 2})
+    told = checkpoint.look(path, other, 3)
+    for said in (
+        "after step 2 of 9",
+        "nprocs is 3 and was 1",
+        "seed is 7 and was 0",
+        "global_batch_size is 4 and was 6",
+        "Set otherwise",
+    ):
+        assert said in told
+    assert "compare" not in told
+    with pytest.raises(ConfigError, match=r"has 2 steps behind it, .* has 2 in all. None is left: use steps=3"):
+        checkpoint.look(path, dataclasses.replace(plan, steps=2), 1)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(ConfigError, match="cannot be read as a checkpoint: it is damaged"):
+        checkpoint.look(path, plan, 1)
 
 
 def test_a_run_without_a_step_left_is_refused(tmp_path: Path) -> None:

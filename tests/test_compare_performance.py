@@ -95,7 +95,7 @@ def test_run_delay_is_subtracted_step_by_step_where_recorded() -> None:
     assert launches.launch_step_s(seen) == pytest.approx(0.00774, rel=0.03)
     by_share = dataclasses.replace(seen, step_delay_s=())
     assert launches.launch_step_s(by_share) == pytest.approx(0.00774, rel=0.03)
-    assert launches.contamination(seen) == ["run-delay 80.8 %"]
+    assert launches.waiting(seen) == ["run-delay 80.8 %"]
 
 
 @pytest.mark.parametrize("changes", [{"run_delay_s": None}, {"wall_s": 0.0}, {"nprocs": 3}, {"threads": 2}])
@@ -128,31 +128,51 @@ def test_data_workers_crowd_the_cores_too() -> None:
     ("changes", "reasons"),
     [
         ({}, []),
-        ({"run_delay_s": 0.5}, []),
-        ({"run_delay_s": 0.51}, ["run-delay 5.1 %"]),
-        ({"cpu_pressure": 0.10}, []),
-        ({"cpu_pressure": 0.11}, ["CPU pressure 11.0 %"]),
+        ({"run_delay_s": 0.5, "others_s": 9.0}, []),
+        ({"run_delay_s": 0.51, "others_s": 1.04}, ["run-delay 5.1 % beside others on 0.10 cores"]),
+        ({"cpu_pressure": 0.10, "others_s": 9.0}, []),
+        ({"cpu_pressure": 0.11, "others_s": 9.0}, ["CPU pressure 11.0 % beside others on 0.90 cores"]),
         ({"throttled": 1, "major_faults": 2}, ["throttled 1 times", "2 major page faults"]),
         ({"run_delay_s": 9.0, "cpu_pressure": 0.9, "nprocs": 4}, []),
         ({"nprocs": 4, "major_faults": 1}, ["1 major page faults"]),
-        ({"run_delay_s": 9.0, "cores": None}, ["run-delay 90.0 %"]),
-        ({"run_delay_s": None, "involuntary_switches": 12}, ["1.5 involuntary context switches per step"]),
-        ({"run_delay_s": 0.0, "involuntary_switches": 12}, []),
+        ({"run_delay_s": 9.0, "cores": None}, []),
+        (
+            {"run_delay_s": None, "involuntary_switches": 12, "others_s": 9.0},
+            ["1.5 involuntary context switches per step beside others on 0.90 cores"],
+        ),
+        ({"run_delay_s": 0.0, "involuntary_switches": 12, "others_s": 9.0}, []),
         # As recorded of 2 ranks on 2 quiet cores, beside a busy loop, and of 4 ranks without and with it.
         ({"run_delay_s": 0.5, "cpu_pressure": 0.227, "others_s": 0.59}, []),
         (
             {"run_delay_s": 3.12, "cpu_pressure": 0.471, "others_s": 9.52},
-            ["run-delay 31.2 % beside others on 1.0 cores", "CPU pressure 47.1 % beside others on 1.0 cores"],
+            ["run-delay 31.2 % beside others on 0.95 cores", "CPU pressure 47.1 % beside others on 0.95 cores"],
         ),
         ({"run_delay_s": 1.66, "cpu_pressure": 0.602, "others_s": 0.54, "nprocs": 4}, []),
         (
             {"run_delay_s": 1.82, "cpu_pressure": 0.598, "others_s": 7.29, "nprocs": 4},
-            ["run-delay 18.2 % beside others on 0.7 cores", "CPU pressure 59.8 % beside others on 0.7 cores"],
+            ["run-delay 18.2 % beside others on 0.73 cores", "CPU pressure 59.8 % beside others on 0.73 cores"],
         ),
     ],
 )
 def test_contamination_names_each_reason(changes: dict[str, Any], reasons: list[str]) -> None:
     assert launches.contamination(launch(1.0, **changes)) == reasons
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"wall_s": 0.14}, "too short to tell (0.14 s of measured steps; use more)"),
+        ({"wall_s": 0.14, "nprocs": 4, "cpu_pressure": 0.6}, "too short to tell (0.14 s of measured steps; use more)"),
+        ({"wall_s": 0.14, "others_s": 0.0}, ""),
+        ({"wall_s": 0.0}, ""),
+        ({"run_delay_s": 9.0}, "run-delay 90.0 %, and who made it wait is not known"),
+        ({"run_delay_s": 9.0, "nprocs": 4}, ""),
+        ({}, ""),
+    ],
+)
+def test_where_nobody_can_tell_who_made_ranks_wait_nobody_is_accused(changes: dict[str, Any], why: str) -> None:
+    seen = launch(1.0, **changes)
+    assert (launches.untold(seen), launches.contamination(seen)) == (why, [])
 
 
 def test_the_number_for_a_table_is_of_steps_or_of_launches() -> None:
@@ -224,6 +244,12 @@ def test_a_pair_with_a_missing_launch_is_repeated_and_a_dirty_pilot_is_not() -> 
     launches = _run(slots, dirty={0})
     assert order.repeats(slots, launches) == []
     assert {slot.replaces for slot in order.repeats(slots, launches[:-1])} == {1}
+
+
+def test_a_pair_that_is_too_short_to_tell_is_not_repeated_in_vain() -> None:
+    slots = order.schedule(2, 0, ("a", "b"))
+    short = [dataclasses.replace(one, wall_s=0.1, cpu_pressure=0.25) for one in _run(slots, dirty=set())]
+    assert order.repeats(slots, short) == []
 
 
 # What may be compared
@@ -330,11 +356,39 @@ def test_start_up_has_its_own_margin_and_no_forecast_from_one_launch() -> None:
 
 def test_contaminated_pairs_are_left_out_and_named() -> None:
     baseline, candidate = arm("job 0", [1.0] * 5), arm("job 1", [1.0, 1.01, 1.0, 0.99, 9.0])
-    candidate[4] = dataclasses.replace(candidate[4], run_delay_s=3.0)
+    candidate[4] = dataclasses.replace(candidate[4], run_delay_s=3.0, others_s=9.0)
     verdict = performance.compare(baseline, candidate)
     assert (verdict.verdict, verdict.pairs) == ("equivalent", 4)
-    assert verdict.contaminated == {4: ("job 1: run-delay 30.0 %",)}
-    assert "pair 4 is left out as disturbed: job 1: run-delay 30.0 %." in verdict.sentences
+    assert verdict.contaminated == {4: ("job 1: run-delay 30.0 % beside others on 0.90 cores",)}
+    assert "pair 4 is left out as disturbed: job 1: run-delay 30.0 % beside others on 0.90 cores." in verdict.sentences
+
+
+def test_short_windows_claim_nothing_of_steps_and_all_of_the_start() -> None:
+    short = {"wall_s": 0.14, "cpu_pressure": 0.23}
+    arms = arm("job 0", [1.0] * 4, **short), arm("job 1", [0.5] * 4, start_s=2.0, **short)
+    verdict = performance.compare(*arms)
+    assert (verdict.verdict, verdict.label, verdict.pairs, verdict.contaminated) == ("inconclusive", "cannot tell", 0, {})
+    why = "job 0: too short to tell (0.14 s of measured steps; use more)"
+    assert verdict.sentences[0] == f"inconclusive: no clean pair ({why})"
+    assert performance.compare(*arms, "start").label == "2.00x slower"
+    assert performance.resolution(arms[0]) is None and performance.resolution(arms[0], "start") is not None
+    assert "nothing can be said of steps, 4 of 4 launches cannot tell (too short" in performance.unresolved(arms[0])
+    plain = arm("plain", [1.0] * 4, nprocs=1)
+    assert scaling.scaling("strong", plain, None, arms[0]).sentence == f"no scaling: {why}"
+
+
+def test_one_clean_pair_of_several_is_said_to_be() -> None:
+    verdict = performance.compare(
+        arm("job 0", [1.0] * 6), [launch(1.0, arm="job 1"), *arm("job 1", [1.0] * 6, throttled=1)[1:]]
+    )
+    assert verdict.sentences[0].startswith("inconclusive: 1 of 6 pairs was clean, and one pair claims nothing beyond its own")
+    assert verdict.left_out == 5
+
+
+@pytest.mark.parametrize("start_s", [0.0, math.nan, -1.0])
+def test_a_time_that_is_none_is_not_compared(start_s: float) -> None:
+    with pytest.raises(NotComparable, match="job 0 and job 1 cannot be compared: a ratio needs positive, finite values"):
+        performance.compare([launch()], [launch(1.0, arm="job 1", start_s=start_s)], "start")
 
 
 def test_only_contaminated_pairs_give_no_number() -> None:
@@ -495,6 +549,17 @@ def test_strong_efficiency_divides_by_the_number_of_ranks() -> None:
     found = scaling.scaling("strong", plain, single, arm("ddp 2", [0.625]))
     assert found.efficiency and found.efficiency.ratio == pytest.approx(0.8)
     assert "(one launch each, no interval)" in found.sentence
+
+
+def test_the_factors_of_an_efficiency_multiply_to_it_at_any_number_of_triples() -> None:
+    rng = random.Random(1)
+    plain, single, many = ([math.exp(rng.gauss(0, 0.1)) for _ in range(7)] for _ in range(3))
+    plain[0] = 40.0
+    found = scaling.scaling("strong", arm("a", plain, nprocs=1), arm("b", single, nprocs=1), arm("c", many))
+    assert found.wrapping and found.spreading and found.efficiency
+    assert found.wrapping.ratio * found.spreading.ratio == pytest.approx(found.efficiency.ratio)
+    for one in (found.wrapping, found.spreading, found.efficiency):
+        assert one.interval is not None and one.interval.contains(one.ratio)
 
 
 def test_scaling_with_more_ranks_than_cores_is_not_defined() -> None:

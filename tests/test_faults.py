@@ -16,9 +16,12 @@ import torch
 import torch.distributed as dist
 import yaml
 from torch import nn
+from torch.distributed import all_reduce, get_world_size
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from harness import audit as audits
@@ -508,6 +511,202 @@ class NoisyWavering(Counted, Wavering, toys.Noise):
         return torch.stack(samples).float()
 
 
+class Learns(toys.Points):
+    """Uses in its loss what it has learnt of data and model."""
+
+    def dataset(self):
+        dataset = super().dataset()
+        self.scale = float(dataset.tensors[2].std())
+        return dataset
+
+    def model(self):
+        self.criterion = nn.MSELoss()
+        return super().model()
+
+    def loss(self, model, batch):
+        _ids, x, y = batch
+        return self.criterion(model(x).squeeze(1), y / self.scale)
+
+
+class MeetsAtBirth(toys.Points):
+    """Waits for the other ranks, and makes a group, while it is made."""
+
+    def dataset(self):
+        if my_rank() != 0:
+            dist.barrier()
+        dataset = super().dataset()
+        if my_rank() == 0:
+            dist.barrier()
+        return dataset
+
+    def model(self):
+        self.group = dist.new_group()
+        return super().model()
+
+    def eval_dataset(self):
+        dist.barrier()
+        return super().eval_dataset()
+
+
+class LogsByBoundName(toys.Points):
+    def loss(self, model, batch):
+        loss = super().loss(model, batch)
+        all_reduce(loss.detach().clone())
+        return loss
+
+
+class TrainsInLoss(toys.Points):
+    def loss(self, model, batch):
+        return super().loss(model.train(), batch)
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Flips samples at random, by torch's generator or by one of its own."""
+
+    def __init__(self, x, y, own):
+        self.x, self.y, self.own = x, y, numpy.random.default_rng(0) if own else None
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, number):
+        flipped = self.own.random() < 0.5 if self.own is not None else torch.rand(()) < 0.5
+        return number, self.x[number] * (-1 if flipped else 1), self.y[number]
+
+
+class Together(Drawn):
+    """Is read batch by batch alone."""
+
+    __getitem__ = None
+
+    def __getitems__(self, numbers):
+        return [Drawn.__getitem__(self, number) for number in numbers]
+
+
+class Flips(toys.Points):
+    """Reads samples that are flipped at random, and works in place on them."""
+
+    def __init__(self, own=False, together=False, sums=False, **settings):
+        super().__init__(**settings)
+        self.own, self.kind, self.sums = own, Together if together else Drawn, sums
+
+    def dataset(self):
+        _ids, x, y = super().dataset().tensors
+        return self.kind(x, y, self.own)
+
+    def loss(self, model, batch):
+        _ids, x, y = batch
+        x.sub_(0.5)
+        return F.mse_loss(model(x).squeeze(1), y, reduction="sum" if self.sums else "mean")
+
+
+class DrawsInForward(toys.Points):
+    """Adds noise in forward, as autoencoders and diffusion do; its loss is a mean, or by mistake a sum."""
+
+    def __init__(self, sums=False, **settings):
+        super().__init__(**settings)
+        self.sums = sums
+
+    def loss(self, model, batch):
+        _ids, x, y = batch
+        noisy = x + torch.randn_like(x) * torch.rand(len(x), 1).to(x.dtype)
+        return F.mse_loss(model(noisy).squeeze(1), y, reduction="sum" if self.sums else "mean")
+
+
+class CancelsOut(toys.Points):
+    """Has a loss that is small against what it is the difference of."""
+
+    def dataset(self):
+        ids, x, _ = super().dataset().tensors
+        return TensorDataset(ids, x, (1998 + 10 * x[:, 0]).round())
+
+    def model(self):
+        model = super().model()
+        nn.init.constant_(model[3].bias, 1998.0)
+        return model
+
+
+class OwnWeights(toys.Points):
+    """Weighs its classes by a tensor of its own, in float32; normalises by the weights of a rank's own batch, or not at all."""
+
+    def __init__(self, normalised=True, **settings):
+        super().__init__(**settings)
+        self.criterion = nn.CrossEntropyLoss(torch.tensor([0.1, 5.0]), reduction="mean" if normalised else "none")
+        self.normalised = normalised
+
+    def model(self):
+        return nn.Linear(4, 2)
+
+    def loss(self, model, batch):
+        ids, x, _ = batch
+        return self.criterion(model(x), ids % 2).mean()
+
+    def evaluate(self, model, batch):
+        return {"samples": (len(batch[0]), len(batch[0]))}
+
+
+class CentredOnItsOwn(toys.Points):
+    """Keeps a mean of what its rank has seen, and reduces it over ranks, or not."""
+
+    def __init__(self, reduced, **settings):
+        super().__init__(**settings)
+        self.reduced = reduced
+
+    def model(self):
+        model = super().model()
+        model.register_buffer("centre", torch.zeros(()))
+        return model
+
+    def loss(self, model, batch):
+        _ids, x, y = batch
+        out = model(x).squeeze(1)
+        loss = F.mse_loss(out, y - model.centre)
+        with torch.no_grad():
+            seen = torch.stack([out.sum(), torch.tensor(float(len(out)), dtype=out.dtype)])
+            if self.reduced:
+                all_reduce(seen)
+            model.centre.mul_(0.9).add_(0.1 * seen[0] / seen[1])
+        return loss
+
+
+class AsksByBoundName(toys.Points):
+    """Multiplies its loss or its learning rate by the number of ranks, by a name that was bound before."""
+
+    def __init__(self, what, **settings):
+        super().__init__(**settings)
+        self.what = what
+
+    def optimizer(self, model):
+        return SGD(model.parameters(), lr=0.01 * (get_world_size() if self.what == "lr" else 1))
+
+    def scheduler(self, optimizer):
+        return StepLR(optimizer, 8 // get_world_size() + 3 if self.what == "schedule" else 100)
+
+    def loss(self, model, batch):
+        return super().loss(model, batch) * (dist.group.WORLD.size() if self.what == "loss" else 1)
+
+
+class Logs(toys.Points):
+    """Keeps a narrow copy for a log; normalises by a rank's own weights, which is wrong."""
+
+    def loss(self, model, batch):
+        _ids, x, y = batch
+        weights, out = 1 + 0.02 * (x[:, 0] > 0), model(x).squeeze(1)
+        self.logged = out.detach().bfloat16()
+        return ((out - y).square() * weights).sum() / weights.sum()
+
+
+class Shared(toys.Points):
+    """Uses layers twice, with checkpoints that call forward again."""
+
+    def loss(self, model, batch):
+        _ids, x, y = batch
+        x = x.clone().requires_grad_()
+        for _ in range(2):
+            x = checkpoint(lambda v: model[1](model[0](v))[:, :4], x, use_reentrant=True)
+        return F.mse_loss(model[3](F.pad(x, (0, 1))).squeeze(1), y)
+
+
 def mine(name, **settings):
     return {"_target_": f"tests.test_faults.{name}", "count": 51, "dtype": "float32", **settings}
 
@@ -526,10 +725,30 @@ USERS = {
     "loss times ranks": (mine("TimesRanks", what="loss"), {"R7", "R8"}),
     "lr times ranks": (mine("TimesRanks", what="lr"), {"R5"}),
     "normalised by hooks": (mine("NormalisedByHook"), {"R7", "R8"}),
+    "a sum of drawn samples": (mine("Flips", sums=True), {"R7", "R8"}),
+    "a sum of samples drawn by a generator of the data's": (mine("Flips", own=True, sums=True), {"R7", "R8"}),
+    "a sum, and noise in forward": (mine("DrawsInForward", sums=True), {"R7", "R8"}),
+    "normalised by weights of the recipe's own": (mine("OwnWeights"), {"R7", "R8"}),
+    "loss times ranks by a bound name": (mine("AsksByBoundName", what="loss"), {"R7", "R8"}),
+    "lr times ranks by a bound name": (mine("AsksByBoundName", what="lr"), {"R5"}),
+    "a schedule by the number of ranks": (mine("AsksByBoundName", what="schedule"), {"R5"}),
+    "normalised, beside a narrow log": (mine("Logs"), {"R7", "R8"}),
 }
 
 CORRECT = {
     "plain": {},
+    "learns of its data": {"recipe": mine("Learns")},
+    "meets at its birth": {"recipe": mine("MeetsAtBirth")},
+    "logs by a bound name": {"recipe": mine("LogsByBoundName")},
+    "train() in loss()": {"recipe": mine("TrainsInLoss", batch_norm=True)},
+    "drawn samples, changed in place": {"recipe": mine("Flips", together=True)},
+    "the same by a generator of its own": {"recipe": mine("Flips", own=True)},
+    "noise in forward": {"recipe": mine("DrawsInForward")},
+    "a loss that cancels out": {"recipe": mine("CancelsOut")},
+    "weights of its own": {"recipe": mine("OwnWeights", normalised=False)},
+    "a centre of all ranks": {"recipe": mine("CentredOnItsOwn", reduced=True)},
+    "a centre of its own": {"recipe": mine("CentredOnItsOwn", reduced=False)},
+    "a static graph": {"recipe": mine("Shared"), "ddp": Ddp(static_graph=True)},
     "bias before sync_bn": {"recipe": mine("BiasBeforeBatchNorm", count=48), "sync_bn": True, "global_batch_size": 12},
     "spectral norm": {"recipe": mine("Normed", count=48), "grad_accumulation": 3, "clip_norm": 0.05},
     "old spectral norm, float64": {
@@ -584,6 +803,8 @@ CORRECT = {
 }
 
 
+NOT_PROVEN = {"a centre of its own"}
+
 # --- in the ranks ----------------------------------------------------------------------------------------------------
 
 
@@ -613,7 +834,8 @@ def taken(plan, seat, folder):
     trials = Trials(stub(seat, folder, plan.deterministic), recipe, prepare(recipe, seat, seat.rank, plan.seed), seat)
     trial = trials.take(plan)
     said = trials.verdict.sentences() if trials.verdict is not None else []
-    return None if trial is None else (trial.fired, dict(trial.rungs), said)
+    proven = trials.verdict is not None and trials.verdict.is_proof
+    return None if trial is None else (trial.fired, {**trial.rungs, "proven": proven}, said)
 
 
 def faulty(name, **settings):
@@ -731,8 +953,9 @@ def test_every_fault_is_caught_by_its_rung(outcomes, name, size):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", CORRECT)
 def test_no_correct_run_is_accused(outcomes, name, size):
-    fired, _, said = outcomes.of(size, f"correct: {name}")[0]
+    fired, rungs, said = outcomes.of(size, f"correct: {name}")[0]
     assert fired is None, said
+    assert rungs["proven"] == (name not in NOT_PROVEN), rungs
 
 
 @pytest.mark.ranks
@@ -849,7 +1072,8 @@ class PeersAsked(toys.Points):
 
 
 def test_one_rank_asks_nobody():
-    reasons = [Reference(plan_of(recipe=mine("PeersAsked")), n, torch.device("cpu"), 8).why_not_alone for n in (1, 2)]
+    plan, cpu = plan_of(recipe=mine("PeersAsked")), torch.device("cpu")
+    reasons = [Reference(plan, n, cpu, 8, PeersAsked().model()).why_not_alone for n in (1, 2)]
     assert reasons == ["", NEEDS_PEERS]
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from harness import launch, options
-from harness.errors import BackendUnavailable, ConfigError
+from harness import launch, options, store
+from harness.errors import BackendUnavailable, ConfigError, HarnessError
 from harness.options import parse, split
 from harness.request import Console
+from harness.rundir import RunDir
 from harness.sweep import alone_in
 from tests.processes import alive, descendants, wait_until
 
@@ -302,6 +303,16 @@ def test_modules(tmp_path, monkeypatch):
         launch.module_task("train.py", [])
 
 
+def test_the_option_that_was_left_out_is_not_blamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "_HOST", "192.0.2.1")
+    for wanted, message in [
+        (None, r"^rank 0 cannot listen on 192\.0\.2\.1"),
+        (29500, r"^--master=192\.0\.2\.1:29500 cannot be"),
+    ]:
+        with pytest.raises(HarnessError, match=message):
+            store._own_store(RunDir(tmp_path), wanted)
+
+
 @pytest.mark.ranks
 def test_what_a_script_gets(script, tmp_path):
     own = ["--nprocs", "3", "--", "", "a b", "--help"]
@@ -402,10 +413,10 @@ exec(os.environ["WHAT"])
     [
         ("sys.exit(7)", "1", 7, "rank 1 of 2 called sys.exit(7). Rank 0 was stopped."),
         ("os._exit(7)", "0", 7, "rank 0 of 2 ended with exit code 7, without a word of why. Rank 1 was stopped."),
-        ("os.kill(os.getpid(), 9)", "1", 137, "rank 1 of 2 was killed by signal 9 (SIGKILL). Rank 0 was stopped."),
+        ("os.kill(os.getpid(), 9)", "1", 137, "rank 1 of 2 was killed by signal 9 (SIGKILL). The kernel does so"),
         ("raise ValueError('x')", "1", 1, "rank 1 of 2 failed: ValueError: x ("),
         ("raise KeyboardInterrupt", "1", 1, "rank 1 of 2 failed: KeyboardInterrupt: "),
-        ("sys.exit('a sentence')", "1", 1, "rank 1 of 2 called sys.exit(1). Rank 0 was stopped."),
+        ("sys.exit('a sentence')", "1", 1, "rank 1 of 2 called sys.exit('a sentence'). Rank 0 was stopped."),
     ],
 )
 def test_exit_status_is_that_of_the_rank_that_failed_first(tmp_path, what, who, status, message):

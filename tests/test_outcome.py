@@ -85,10 +85,14 @@ def test_running_ranks_have_not_failed() -> None:
     [
         (raised(1), "rank 1 of 2 failed: ValueError: bad (mine.py:7).", 1, None),
         (died(1, 7), "rank 1 of 2 ended with exit code 7, without a word of why.", 7, None),
-        (died(1, -9), "rank 1 of 2 was killed by signal 9 (SIGKILL).", None, 9),
+        (died(1, -9), "rank 1 of 2 was killed by signal 9 (SIGKILL). The kernel does so when memory runs out. ", None, 9),
+        (died(1, -11), "rank 1 of 2 was killed by signal 11 (SIGSEGV). Rank 0 was", None, 11),
         (died(1, -64), "rank 1 of 2 was killed by signal 64 (", None, 64),
         (died(1, 0), "rank 1 of 2 exited with status 0, before its task was done and while others waited for it.", 1, None),
         (died(1, 3, status="exit", code=3), "rank 1 of 2 called sys.exit(3).", 3, None),
+        (died(1, 1, status="exit", code=1, value=256), "rank 1 of 2 called sys.exit(256).", 1, None),
+        (died(1, 44, status="exit", code=44, value=300), "rank 1 of 2 called sys.exit(300).", 44, None),
+        (died(1, 1, status="exit", code=1, value="no such file"), "rank 1 of 2 called sys.exit('no such file').", 1, None),
     ],
 )
 def test_sentences(end: End, sentence: str, code: int | None, number: int | None) -> None:
@@ -96,6 +100,12 @@ def test_sentences(end: End, sentence: str, code: int | None, number: int | None
     assert result.message.startswith(sentence) and "Rank 0 was stopped. " in result.message
     assert (result.failed_rank, result.exit_code, result.signal) == (1, code, number)
     assert result.message.endswith("out/rank-1.log")
+
+
+def test_ranks_that_went_with_the_process_they_were_forked_from() -> None:
+    ends = [End(RankResult(rank), -9, 5.0, server=1) for rank in (0, 1)]
+    sentence = "the process that rank 0 of 2 was forked from ended with exit code 1, without a word of why."
+    assert said(*ends).message == f"{sentence} Log: out/rank-0.log"
 
 
 def test_step_is_named() -> None:

@@ -110,6 +110,15 @@ def test_ratio_intervals_are_drawn_where_there_are_several_launches():
     assert "hollow: one launch, no claim" in single.get_xlabel()
 
 
+def test_pictures_are_of_the_launches_that_verdicts_are_of():
+    jobs = [with_trials(job_of(0, "spawn", 2), 1.0), with_trials(job_of(1, "launch", 2), 1.5)]
+    found = drawn(sweep_report("f", jobs, MACHINE))
+    assert "Medians: job 0: 10.3 ms; job 1: 15.5 ms" in found["step-times"].alt
+    names = [label.get_text() for label in axes_of(found["start-up"]).get_yticklabels()]
+    assert names == ["spawn, 2 ranks (6 launches)", "launch, 2 ranks (6 launches)"]
+    assert "warm server (its own start, for which job 0 waited" in axes_of(found["start-up"]).get_xlabel()
+
+
 def test_oversubscribed_jobs_are_hollow_and_said_so():
     few = dataclasses.replace(four_jobs("f"), machine={**MACHINE, "cores": "1"})
     assert "oversubscribed" in axes_of(drawn(few)["scaling"]).get_xlabel()

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -50,8 +51,8 @@ def test_a_run_whose_parent_was_killed_is_read_from_its_ranks(tmp_path):
     sweep = read_sweep(folder)
     assert sweep.jobs[1].result.status == "failed" and "ended before it was judged" in sweep.jobs[1].result.message
     assert len(sweep.jobs[1].result.losses()) == 16
-    assert tables.verified_cell(sweep.jobs[1]) == "equal to 1 process: 10 of 10 checks, then failed"
-    assert tables.speed_cell(sweep.jobs[1]) == "failed"
+    assert tables.verified_cell(sweep.jobs[1]) == "equal to 1 process: 10 of 10 checks, then ended"
+    assert tables.speed_cell(sweep.jobs[1]) == "ended"
 
 
 def test_a_folder_without_an_index_is_read_all_the_same(tmp_path):
@@ -260,8 +261,39 @@ def test_a_sweep_against_an_earlier_one(tmp_path, capsys):
     today, yesterday = today_and_yesterday(tmp_path)
     assert main([str(today), "--baseline", str(yesterday), "--table-only"]) == 0
     out = capsys.readouterr().out
-    assert out.count("step before") == out.count("arithmetic identical") == 4
-    assert "The machine was disturbed during baseline and job 0" in out
+    assert out.count("step before") == out.count("arithmetic: identical") == 1
+    assert "Nobody can tell whether other processes disturbed the steps of baseline and job 0-3 (such" in " ".join(out.split())
+
+
+def test_a_sweep_is_not_held_against_itself(tmp_path, capsys):
+    today, yesterday = today_and_yesterday(tmp_path)
+    for folder, baseline in ((today, today), (today / "1", today), (today, today / "1")):
+        assert main([str(folder), "--baseline", str(baseline), "--table-only"]) == 1
+        said = capsys.readouterr()
+        assert said.err == f"{baseline} would be held against itself: --baseline takes the folder of another sweep.\n"
+        assert said.out == ""
+    assert main([str(today), str(yesterday), "--baseline", str(yesterday), "--table-only"]) == 0
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, None, "fast"])
+def test_times_that_were_changed_by_hand_are_refused_in_a_sentence(value, tmp_path, capsys):
+    folder = recorded("four_jobs", tmp_path)
+    path = RunDir(folder / "1").result
+    data = json.loads(path.read_text())
+    data["ranks"][0]["steps"][5]["seconds"] = value
+    path.write_text(json.dumps(data))
+    assert main([str(folder), "--table-only"]) == 1
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1 and "four_jobs/1 cannot be read: its files are damaged" in said
+
+
+def test_help_is_plain_text_and_options_are_not_shortened(capsys):
+    for arguments in (["--help"], ["f", "--base", "g"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+    said = capsys.readouterr()
+    assert "python -m harness.compare DIR" in said.out and "`" not in said.out
+    assert "unrecognized arguments: --base g" in said.err
 
 
 def test_what_became_slower_is_seen():

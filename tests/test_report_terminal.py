@@ -10,9 +10,11 @@ from harness.plan import Ddp
 from harness.report import table as tables
 from harness.report.bandwidth import RECIPE
 from harness.report.build import sweep_report
+from harness.report.html import sweep_html
 from harness.report.jsonfile import sweep_json
 from harness.report.junit import sweep_junit
-from harness.report.notes import how_sure, notes, unsteady
+from harness.report.markdown import sweep_markdown
+from harness.report.notes import failures, how_sure, notes, unproven, unsteady
 from harness.report.terminal import Terminal, headline, report_lines
 from harness.report.text import both_ends, flow, shortened
 from harness.rundir import RunDir
@@ -100,6 +102,7 @@ def test_warm_up_is_not_counted():
 
 def test_one_launch_claims_nothing_and_says_so():
     sweep = four_jobs("outputs/a/b")
+    assert sweep.jobs[2].speed.left_out == 0
     assert tables.speed_cell(sweep.jobs[2]) == f"{1 / sweep.jobs[2].speed.ratio:.2f}x (1 launch: no claim)"
     assert 1.5 < 1 / sweep.jobs[2].speed.ratio < 2.0
     assert any("No claim of speed" in line for line in texts(sweep, 100))
@@ -165,7 +168,7 @@ def test_only_launches_that_were_in_turn_make_pairs():
     assert speed(0, 1) == speed(None, 1) == ("not compared", None)
 
 
-def test_a_row_rests_on_the_launches_that_nothing_disturbed_else_on_its_own_run():
+def test_a_row_rests_on_the_launches_that_nothing_disturbed_else_on_all_and_says_so():
     base, job = with_trials(job_of(0, nprocs=2), 1.0), with_trials(job_of(1, "launch", 2), 1.5)
     for number in range(2, 6):
         job = with_trial(job, number, lambda result: disturbed(result_of(2, base_s=0.1)))
@@ -175,10 +178,93 @@ def test_a_row_rests_on_the_launches_that_nothing_disturbed_else_on_its_own_run(
     for number in range(2):
         job = with_trial(job, number, disturbed)
     sweep = sweep_report("f", [base, job], MACHINE)
-    assert tables.step_s(sweep.jobs[1]) == tables.step_s(job_of(1, "launch", 2))
+    assert len(tables.launches(sweep.jobs[1])) == 6 and tables.step_s(sweep.jobs[1]) == pytest.approx(0.1, rel=0.05)
+    table = tables.sweep_table(sweep)
+    assert [table.column(name)[1][-2:] for name in ("first step", "step")] == [" !", " !"]
+    assert not any("!" in cell for cell in table.rows[0])
+    what = "of no launch for the comparison is it known that nothing disturbed its steps, so the number is of all of them."
+    assert f"! job 1: {what}" in notes(sweep) and not sweep_json(sweep)["jobs"][1]["launches_are_clean"]
     assert tables.speed_cell(sweep.jobs[1]) == tables.speed_cell(sweep.jobs[1], short=True) == "inconclusive"
     alone = sweep_report("f", [base, job_of(1, "launch", 2)], MACHINE)
     assert tables.speed_cell(alone.jobs[1]) == "not compared"
+
+
+def short(result):
+    """Return a run of 0.1 s of measured steps, beside which nobody can tell what others did."""
+    at = {"run_delay_s": 0.0, "pressure_s": 0.0, "throttled": 0, "involuntary_switches": 0, "major_faults": 0}
+    meters = ({**at, "t": 100.0, "name": "warm"}, {**at, "t": 100.1, "pressure_s": 0.02, "name": "last step"})
+    return dataclasses.replace(result, ranks=tuple(dataclasses.replace(rank, meters=meters) for rank in result.ranks))
+
+
+def test_short_windows_are_called_that_and_their_starts_still_count():
+    jobs = [with_trials(job_of(0, "spawn", 2), 1.0), with_trials(job_of(1, "launch", 2), 1.0, start_s=3.0)]
+    for number in range(6):
+        jobs = [with_trial(job, number, short) for job in jobs]
+    sweep = sweep_report("f", jobs, MACHINE)
+    table = tables.sweep_table(sweep)
+    assert (table.column("speed")[1], table.column("start")[1]) == ("cannot tell", "2.49x slower")
+    assert [table.column(name)[1].endswith(" !") for name in ("first step", "step")] == [False, True]
+    said = " ".join(notes(sweep))
+    assert "disturbed during" not in said and "of job 0-1 (such as job 0: too short to tell (0.10 s of measured" in said
+    alone = " ".join(notes(sweep_report("f", [dataclasses.replace(job_of(0), result=short(result_of(1)))], MACHINE)))
+    assert "its ranks waited (CPU pressure 20.0 %), and it is too short to tell (0.10 s of measured steps; use more)." in alone
+
+
+def test_a_table_of_launches_says_so_and_what_the_warm_server_took():
+    jobs = [with_trials(job_of(0, "spawn", 2), 1.0), with_trials(job_of(1, "launch", 2), 1.0), job_of(2, seed=5)]
+    late = {**jobs[0].result.marks, "called": 96.0}
+    jobs[0] = dataclasses.replace(jobs[0], result=dataclasses.replace(jobs[0].result, marks=late))
+    (said,) = (line for line in notes(sweep_report("f", jobs, MACHINE)) if line.startswith("First step"))
+    server = "under spawn from a warm server (its own start, for which job 0 waited 2.00 s, once per command, is not included)"
+    which = "First step, step and samples/s of job 0-1 are of launches for the comparison, which verify nothing"
+    assert said == f"{which}, {server}; those of job 2 are of its own run."
+    assert not any(line.startswith("First step") for line in notes(four_jobs("f")))
+
+
+def test_each_claim_has_its_interval_and_pairs_beside_the_table():
+    jobs = [with_trials(job_of(0, "spawn", 2), 1.0), with_trials(job_of(1, "launch", 2), 1.5)]
+    assert any(line.startswith("job 1 against job 0, step: 1.50x slower (95 % interval 1.5") for line in texts(
+        sweep_report("f", jobs, MACHINE), 200
+    ))  # fmt: skip
+
+
+def test_an_injected_fault_is_told_whatever_is_compared():
+    sweep = sweep_report("f", [job_of(0, nprocs=2, fault="sum_instead_of_mean"), job_of(1, nprocs=2)], MACHINE)
+    said = "Fault sum_instead_of_mean was injected (job 0)."
+    assert said in notes(sweep) and said in texts(sweep, 80)
+    assert said.replace("_", "\\_") in sweep_markdown(sweep) and said in sweep_html(sweep)
+
+
+def test_a_trace_is_told_where_it_lies(tmp_path):
+    sweep = sweep_report(str(tmp_path), [job_of(0, folder=str(tmp_path / "0"), profile=True)], MACHINE)
+    assert not any("perfetto" in line for line in notes(sweep))
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "trace.json").write_text("{}")
+    said = "What ranks did inside 10 steps: 0/trace.json, in the sweep's folder, for https://ui.perfetto.dev."
+    assert said in notes(sweep) and "0/trace.json, in the sweep" in sweep_html(sweep)
+
+
+def test_what_is_missing_in_a_proof_is_said_in_a_sentence():
+    def rung(name, status="passed", detail="why not"):
+        return dataclasses.replace(GREEN, name=name, title="it", status=status, detail=detail)
+
+    def said(*rungs, nprocs=2):
+        return unproven([with_verdict(job_of(0, nprocs=nprocs), *rungs)])
+
+    half = [rung("R3"), rung("R4"), rung("R5")]
+    assert said(*half, rung("R7", "not checked")) == ["Not proven (job 0): R7 (it) was not checked: why not."]
+    assert said(*half[:2], rung("R5", "not checked", "no"), rung("R7"), rung("R8", "not checked")) == [
+        "Not proven (job 0): R5 (it) was not checked: no."
+    ]
+    assert said(*half, rung("R8")) == [] and unproven([job_of(0)]) == []
+
+
+def test_a_run_that_was_ended_is_not_called_failed():
+    chain = [dataclasses.replace(GREEN, name=name) for name in ("R3", "R5", "R8")]
+    job = dataclasses.replace(with_verdict(job_of(0, nprocs=2), *chain), result=failed_result(), ended=True)
+    sweep = sweep_report("f", [job], MACHINE)
+    assert tables.verified_cell(sweep.jobs[0]) == "equal to 1 process: 3 of 3 checks, then ended"
+    assert (tables.speed_cell(sweep.jobs[0]), failures(sweep)[0][:12]) == ("ended", "job 0 ended:")
 
 
 def replaced(job, **train):
@@ -256,6 +342,9 @@ def test_a_job_that_is_not_steady_is_said_to_be_with_and_without_a_comparison():
     unlike = with_trial(unlike, 1, lambda _: drifting(job_of(0), 1.5).result)
     (both,) = unsteady(sweep_report("f", [unlike], MACHINE).jobs)
     assert "the last quarter's steps take 0.5" in both
+    assert unsteady([dataclasses.replace(drifting(job_of(0), 2.0), result=failed_result())]) == []
+    fallen = drifting(job_of(0), 2.0)
+    assert unsteady([dataclasses.replace(fallen, result=dataclasses.replace(fallen.result, status="failed"))]) == []
     assert unsteady(four_jobs("f").jobs) == unsteady([drifting(job_of(0), 2.0, num=18)]) == []
 
 
@@ -290,7 +379,7 @@ def test_what_was_proved_is_said():
     assert [tables.verified_cell(job) for job in sweep.jobs] == [
         "not checked", "identical to job 0", "not checked", "identical to job 2",
     ]  # fmt: skip
-    chain = [dataclasses.replace(GREEN, name=name) for name in ("R3", "R4", "R5")]
+    chain = [dataclasses.replace(GREEN, name=name) for name in ("R3", "R5", "R8")]
     assert tables.verified_cell(with_verdict(job_of(0), GREEN, *chain)) == "equal to 1 process: 4 of 4 checks"
     assert tables.verified_cell(with_verdict(job_of(0), GREEN, GREEN)) == "not proven: 2 of 2 checks"
     red = dataclasses.replace(with_verdict(job_of(0), GREEN, RED), identical_to=0)
@@ -354,12 +443,14 @@ def test_a_single_job_on_a_busy_machine_says_so(tmp_path):
     ranks = tuple(dataclasses.replace(rank, meters=busy_meters()) for rank in result.ranks)
     sweep = sweep_report("/tmp/x", [job_of(0, result=dataclasses.replace(result, ranks=ranks))], MACHINE)
     said = " ".join(" ".join(text for text, _ in report_lines(sweep, 80)).split())
-    assert "job 0: The machine was disturbed while it ran (" in said and "): its times say little." in said
+    what = "run-delay 60.0 % beside others on 0.90 cores"
+    assert f"job 0: The machine was disturbed while it ran ({what}): its times say little." in said
 
 
 def busy_meters():
-    at = {"run_delay_s": 0.0, "pressure_s": None, "throttled": 0, "involuntary_switches": 0, "major_faults": 0}
-    return ({**at, "t": 100.0, "name": "warm"}, {**at, "t": 100.1, "run_delay_s": 0.06, "name": "last step"})
+    counts = {"pressure_s": None, "throttled": 0, "involuntary_switches": 0, "major_faults": 0}
+    at = {**counts, "run_delay_s": 0.0, "cpu_s": 0.0, "busy_s": 0.0}
+    return ({**at, "t": 100.0, "name": "warm"}, {**at, "t": 101.0, "run_delay_s": 0.6, "busy_s": 0.9, "name": "last step"})
 
 
 def test_a_failed_job_has_no_speed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from harness import BackendUnavailable, ConfigError, RankFailed, RunTimeout
 from harness.launchers import pool
 from harness.raising import RankTraceback
 from harness.request import Request, machine
-from harness.spawning import spawn
+from harness.spawning import _refers_to_main, spawn
 from tests import calls
 from tests.processes import alive, descendants, wait_until
 
@@ -140,6 +141,18 @@ def test_old_names_warn_and_say_what_replaces_them(name, advice):
     with pytest.warns(FutureWarning, match=message) as caught, pytest.raises(ConfigError):
         spawn(calls.echo, nprocs=0, **{name: value})
     assert caught[0].filename == __file__
+
+
+def test_only_a_reference_to_the_main_module_is_one():
+    def call(function, *args):
+        return pickle.dumps((function, args))
+
+    assert not _refers_to_main(call(calls.echo, "/x/__main__", "__main__", "echo", b"__main__"))
+    typed = type("Typed", (), {"__module__": "__main__"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["__main__"], "Typed", typed, raising=False)
+        assert _refers_to_main(call(typed))
+        assert _refers_to_main(call(calls.echo, "__main__", typed))
 
 
 def test_no_rank_was_started_by_any_refusal():
@@ -360,7 +373,7 @@ def test_our_own_mistakes_come_without_a_traceback():
 @pytest.mark.parametrize(
     ("what", "message", "code", "number"),
     [
-        ("picky", r"^rank 1 of 2 failed: Picky: 1 and 2 \(", 1, None),
+        ("picky", r"^rank 1 of 2 failed: Picky: 1 and 2 \(.*Picky could not be brought here.*`except Picky` does not", 1, None),
         ("interrupt", r"^rank 1 of 2 failed: KeyboardInterrupt", 1, None),
         ("exit 7", r"^rank 1 of 2 called sys\.exit\(7\)", 7, None),
         ("os exit", r"^rank 1 of 2 ended with exit code 7", 7, None),
@@ -376,6 +389,14 @@ def test_ends_of_a_rank(what, message, code, number):
     assert "harness-" not in str(error)
     if what == "os exit":
         assert "last words" in str(error.__cause__)
+
+
+@pytest.mark.ranks
+def test_ranks_that_cannot_join_say_why(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
+    with pytest.raises(RuntimeError, match="nope0") as caught:
+        spawn(calls.rank_and_size, nprocs=2, backend="gloo")
+    assert "failed: RuntimeError" in caught.value.__notes__[0]
 
 
 @pytest.mark.ranks
@@ -518,6 +539,46 @@ def test_signals_to_the_parent_leave_nothing(tmp_path, number):
     assert parent.returncode == -number
     assert wait_until(lambda: not any(map(alive, children)), 5), "ranks are left"
     assert wait_until(lambda: not list(tmp_path.glob("harness-*")))
+
+
+HAS_CHILDREN = """\
+import harness, multiprocessing, subprocess, sys, time
+from pathlib import Path
+from harness.launchers import pool
+from tests import calls
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    context = harness.spawn(calls.pid_then_wait, args=(str(folder),), nprocs=2, join=False)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    child.start()
+    other = subprocess.Popen(["sleep", "600"], pass_fds=[pool.launcher("spawn").warm().fileno()])
+    (folder / "children").write_text(f"{child.pid} {other.pid}")
+    time.sleep(600)
+"""
+
+
+@pytest.mark.ranks
+def test_children_of_a_killed_parent_keep_nothing_alive(tmp_path):
+    script, folder = tmp_path / "app.py", tmp_path / "pids"
+    script.write_text(HAS_CHILDREN)
+    folder.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, str(script), str(folder)], env=environment)
+    theirs = []
+    try:
+        assert wait_until(lambda: all((folder / name).exists() for name in ("0", "1", "children")), 60)
+        theirs = [int(pid) for pid in (folder / "children").read_text().split()]
+        ours = set(descendants(parent.pid)) - set(theirs)
+        parent.kill()
+        parent.wait()
+        assert wait_until(lambda: not any(map(alive, ours)), 5), "ranks are left"
+        assert wait_until(lambda: not list(tmp_path.glob("harness-*")), 5)
+        assert all(map(alive, theirs))
+    finally:
+        for pid in theirs:
+            os.kill(pid, signal.SIGKILL)
+        parent.kill()
+        parent.wait()
 
 
 @pytest.mark.ranks

@@ -6,7 +6,8 @@ import pytest
 
 from harness import trials
 from harness.compare.order import EXTRA_PAIRS
-from harness.plan import RunPlan
+from harness.hydra_jobs import _said_of
+from harness.plan import Ddp, RunPlan, Trial
 from harness.rundir import RunDir
 from tests.reports import MACHINE, disturbed, failed_result, job_of, result_of
 
@@ -67,6 +68,19 @@ def test_a_job_without_a_counterpart_is_launched_against_itself_where_that_is_as
 def test_failed_jobs_and_foreign_apps_are_not_launched_again():
     foreign = dataclasses.replace(job_of(1), plan=dataclasses.replace(job_of(1).plan, train=None))
     assert numbers(trials.groups([job_of(0, result=failed_result()), foreign, job_of(2)], aa=True)) == [[2]]
+
+
+def test_a_job_whose_launches_would_be_anothers_is_not_launched_again():
+    made = [(n, wrap) for n in (1, 2, 4) for wrap in (False, True)]
+    jobs = [job_of(i, nprocs=n, ddp=Ddp(wrap_one_rank=wrap)) for i, (n, wrap) in enumerate(made)]
+    assert numbers(trials.groups(jobs, aa=False)) == [[0, 1, 2, 4]]
+    assert [trials.done_before(job, jobs) for job in jobs] == [None, None, None, 2, None, 4]
+    assert numbers(trials.groups([job_of(0), job_of(1)], aa=False)) == [[0, 1]]
+
+
+def test_progress_tells_which_launch_of_how_many_and_which_repeats_a_pair():
+    assert _said_of(Trial(2, 1), 8) == "launch 3 of 8"
+    assert _said_of(Trial(8, 4, replaces=1), 8) == "launch 9, pair 1 again, which was disturbed or failed"
 
 
 def test_launches_come_in_abba_order_unverified_in_folders_of_their_own(launched, tmp_path):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.compare.audit import audit_lines
-from harness.errors import HarnessError
+from harness.errors import HarnessError, NotComparable
 from harness.report import table as tables
 from harness.report.against import against, against_table
 from harness.report.folder import find_sweeps, read_audit, read_sweep
@@ -31,13 +31,23 @@ from harness.rundir import RunDir
 def main(arguments: Sequence[str] | None = None) -> int:
     """Report each sweep, hold each against the baseline if there is one, and return the exit status."""
     asked = parser().parse_args(arguments)
+    folders = [folder for path in asked.folders for folder in find_sweeps(path)]
     try:
         baseline = read_sweep(asked.baseline) if asked.baseline else None
+        if baseline is not None and all(_is_within(folder, baseline) for folder in folders):
+            raise NotComparable(f"{asked.baseline} would be held against itself: --baseline takes the folder of another sweep.")
     except HarnessError as error:
         print(error, file=sys.stderr)
         return 1
-    states = [_hold(folder, baseline, asked.table_only) for path in asked.folders for folder in find_sweeps(path)]
+    # Of several sweeps the baseline may be one.
+    held = [(folder, None if baseline is not None and _is_within(folder, baseline) else baseline) for folder in folders]
+    states = [_hold(folder, other, asked.table_only) for folder, other in held]
     return int(not all(states))
+
+
+def _is_within(folder: Path, baseline: SweepReport) -> bool:
+    """Return whether the baseline is the sweep in a folder, or a job of it."""
+    return Path(baseline.folder).resolve().is_relative_to(folder.resolve())
 
 
 def _hold(folder: Path, baseline: SweepReport | None, table_only: bool) -> bool:
@@ -55,7 +65,8 @@ def _hold(folder: Path, baseline: SweepReport | None, table_only: bool) -> bool:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    made = argparse.ArgumentParser(prog="python -m harness.compare", description=__doc__)
+    said = (__doc__ or "").replace("``", "")
+    made = argparse.ArgumentParser(prog="python -m harness.compare", description=said, allow_abbrev=False)
     made.add_argument(
         "folders", nargs="+", metavar="DIR", help="folder of a sweep, or of several: outputs/DAY/TIME, outputs/DAY"
     )
@@ -66,8 +77,8 @@ def parser() -> argparse.ArgumentParser:
 
 def report(sweep: SweepReport, table_only: bool = False) -> None:
     """Make all reports of one sweep."""
-    files = {"pictures": Pictures(), "tensorboard": TensorBoard(), "json": Json(), "markdown": Markdown()}
-    files |= {"html": Html(), "junit": Junit(), "trace": Trace()}
+    files = {"pictures": Pictures(), "tensorboard": TensorBoard(), "trace": Trace(), "json": Json()}
+    files |= {"markdown": Markdown(), "html": Html(), "junit": Junit()}
     Reporters({**({} if table_only else files), "terminal": Terminal()}).report(sweep)
     for job in sweep.jobs:
         data = read_audit(RunDir(job.folder))

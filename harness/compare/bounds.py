@@ -112,7 +112,7 @@ def _in_sums(
 ) -> tuple[str, float | None, float | None] | None:
     """Return what is wrong with a (sum, count), with error and threshold; None where nothing is."""
     (total, count), (total_there, count_there) = mine, other
-    if not (finite(count) and count >= 0 and count == count_there):
+    if not (finite(count) and count >= 0 and _same_count(count, count_there)):
         return f"{count} {what} are counted where the reference counts {count_there}", None, None
     most = MOST_IN_REPORT if evidence["deterministic"] else MOST_LOSS_ERROR * ROUND_OFF[evidence["precision"]]
     # One round-off of float64 for each item is allowed, so that sums which cancel are not accused.
@@ -121,6 +121,12 @@ def _in_sums(
     if error <= most:
         return None
     return f"{what} add up to {total!r} where the reference has {total_there!r}{_error(error, most)}", error, most
+
+
+def _same_count(mine: float, other: float) -> bool:
+    """Return whether two counts are the same: weights may count, whose sums are rounded."""
+    whole = float(mine).is_integer() and float(other).is_integer()
+    return mine == other if whole else by_scale(abs(mine - other), max(abs(mine), abs(other))) <= MOST_IN_REPORT
 
 
 def _error(error: float, most: float) -> str:

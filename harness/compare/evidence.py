@@ -69,7 +69,17 @@ class Mathematics(TypedDict):
 
     step: int
     ratios: dict[str, float]  # R7: tensor -> norm(d) / (1e-11 max(norm(g_i), 1e-3 norm(g))); R8: tensor -> excess ratio X
-    loss_error: float  # relative error of the loss, in units of round-off u
+    loss_error: float  # of the loss: relative, in units of round-off u; by what one process makes of other orders, if more
+
+
+class Schedule(TypedDict):
+    """R5: the learning rates of the first ``steps`` steps; the rest says where a rank's are not those that one process has."""
+
+    steps: int
+    step: NotRequired[int]
+    rank: NotRequired[int]
+    lr: NotRequired[list[float]]  # of each parameter group
+    declared: NotRequired[list[float]]
 
 
 class Evidence(TypedDict):
@@ -82,10 +92,12 @@ class Evidence(TypedDict):
     deterministic: bool
     sync_bn: bool
     has_batch_norm: bool
+    batch_norm_buffers: NotRequired[list[str]]
     synchronised: NotRequired[list[str]]  # buffers of synchronised layers, equal on all ranks; absent: all, with sync_bn
     data_goes_on: NotRequired[bool]  # the data set has generators of its own, which the verification has drawn from
     uses_random: bool  # a forward pass draws random numbers (dropout)
     find_unused_parameters: bool
+    schedule: NotRequired[Schedule | None]
     comm_hook: NotRequired[str]  # how gradients are compressed, by declaration; absent: not at all
     asked_world_size: int
     shared_with: str  # evidence of another run, bit for bit the same, whose reference this is; empty where it has its own

@@ -28,6 +28,7 @@ from harness.compare.rung import (
 )
 
 ALONE = "one rank compared with itself says nothing"
+OWN_STATE = "what a rank's own samples say, where one process says it of the whole batch"
 IN_NARROW_TYPE = ("fp16", "bf16")
 """Settings of ddp.comm_hook that have a bound."""
 
@@ -126,7 +127,7 @@ def update(evidence: Evidence) -> Rung:
     """R5: the state after a step is what the declared optimizer makes of state and gradient, and stays until the next step."""
     pairs = _pairs(steps_of(evidence))
     wrong = chain.from_iterable(links.in_update(evidence, previous, step) for previous, step in pairs)
-    first, steps = next(wrong, None), replayed(evidence, "replayed_after")
+    first, steps = next(chain(wrong, links.in_schedule(evidence)), None), replayed(evidence, "replayed_after")
     if first is None and not steps:
         return not_checked("R5", _why_not(evidence))
     detail = f"states of {_ranks(evidence)} after {at(steps)} are the replayed optimizer's in bits, at the declared lr"
@@ -211,6 +212,9 @@ def _why_no_buffers(evidence: Evidence, have_buffers: bool, have_streams: bool, 
         return f"{NOT_DETERMINISTIC}, and buffers differ ({first.place()})"
     if have_buffers and not replayed(evidence, "replayed_buffers"):
         return _why_not(evidence)
+    own = links.own_buffers(evidence)
+    if own:
+        return f"forward leaves in '{own[0]}' {OWN_STATE}: the ranks should add it up (all_reduce)"
     if not have_buffers and evidence["has_batch_norm"]:
         return "the model has BatchNorm, but no buffer of it was recorded"
     if not have_buffers and not have_streams:

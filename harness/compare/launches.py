@@ -16,6 +16,8 @@ RUN_DELAY_LIMIT = 0.05
 CPU_PRESSURE_LIMIT = 0.10
 OTHERS_LIMIT = 0.10
 """Cores that other processes may use: on 2 quiet ones the kernel's own work took 0.03 to 0.08 beside 1, 2 and 4 ranks."""
+SHORTEST_WINDOW_S = 0.25
+"""In a shorter window what others used is not known: a core's idle time comes in units of 10 ms."""
 SWITCHES_PER_STEP_LIMIT = 1.0
 """Involuntary context switches per step: stands in for run-delay where the kernel does not count it. Not calibrated."""
 
@@ -35,7 +37,7 @@ class Launch:
         workers: Processes that load data, per rank.
         machine: Digest of cores, CPU, memory and versions.
         cores: That the launch may use; None where unknown.
-        wall_s: Length of the measured window.
+        wall_s: Length of the measured window; 0 where none was recorded.
         run_delay_s: In that window, of the rank that waited most; None where the kernel does not count it.
         step_delay_s: The same for each measured step, of the step's slowest rank; empty where not recorded.
         cpu_pressure: Share of the window in which a runnable task waited (``/proc/pressure/cpu``); None where unknown.
@@ -74,6 +76,11 @@ class Launch:
     def crowded(self) -> bool:
         """True where the launch's own threads and data workers outnumber the cores, so that they wait for each other."""
         return self.cores is not None and self.nprocs * (max(1, self.threads) + self.workers) > self.cores
+
+    @property
+    def is_short(self) -> bool:
+        """True where the measured window is too short to tell what others used in it."""
+        return self.others is None and 0 < self.wall_s < SHORTEST_WINDOW_S
 
     @property
     def delay_share(self) -> float | None:
@@ -150,13 +157,13 @@ def typical(launches: Sequence[Launch], quantity: Quantity) -> tuple[float, floa
 
 
 def contamination(launch: Launch) -> list[str]:
-    """Return why the launch cannot be trusted, a reason a line; empty where nothing disturbed it.
+    """Return what disturbed the launch, a reason a line; empty where nothing is known to have.
 
-    Run-delay and CPU pressure count only where others can have made them: other processes used more than
-    :data:`OTHERS_LIMIT`, or, where that is unknown, the launch's own threads do not outnumber the cores.
+    Run-delay and CPU pressure count only where other processes are known to have used more than :data:`OTHERS_LIMIT`: ranks
+    wait for each other too.
     """
-    own = launch.crowded if launch.others is None else launch.quiet
-    reasons = [] if own else _foreign_load(launch)
+    known = launch.others is not None and not launch.quiet
+    reasons = [f"{said} beside others on {launch.others:.2f} cores" for said in waiting(launch)] if known else []
     if launch.throttled > 0:
         reasons.append(f"throttled {launch.throttled} times")
     if launch.major_faults > 0:
@@ -164,17 +171,30 @@ def contamination(launch: Launch) -> list[str]:
     return reasons
 
 
-def _foreign_load(launch: Launch) -> list[str]:
-    reasons = []
+def waiting(launch: Launch) -> list[str]:
+    """Return how long ready tasks waited for a core, where that is more than usual, whoever made them wait."""
+    found = []
     share, switches = launch.delay_share, launch.involuntary_switches / max(1, len(launch.step_s))
-    beside = "" if launch.others is None else f" beside others on {launch.others:.1f} cores"
     if share is not None and share > RUN_DELAY_LIMIT:
-        reasons.append(f"run-delay {100 * share:.1f} %{beside}")
+        found.append(f"run-delay {100 * share:.1f} %")
     if share is None and switches > SWITCHES_PER_STEP_LIMIT:
-        reasons.append(f"{switches:.1f} involuntary context switches per step{beside}")
+        found.append(f"{switches:.1f} involuntary context switches per step")
     if launch.cpu_pressure is not None and launch.cpu_pressure > CPU_PRESSURE_LIMIT:
-        reasons.append(f"CPU pressure {100 * launch.cpu_pressure:.1f} %{beside}")
-    return reasons
+        found.append(f"CPU pressure {100 * launch.cpu_pressure:.1f} %")
+    return found
+
+
+def untold(launch: Launch) -> str:
+    """Return why nobody can tell whether others disturbed the measured steps; empty where that is known.
+
+    In a short window nobody can, however much was waited: to leave out those launches alone in which much was would favour
+    whoever waits for its own ranks now and then. In a longer one that does not tell what others used, waiting is no sign of
+    others where the launch's own threads outnumber the cores.
+    """
+    if launch.is_short:
+        return f"too short to tell ({launch.wall_s:.2f} s of measured steps; use more)"
+    waited = waiting(launch) if launch.others is None and not launch.crowded else []
+    return f"{waited[0]}, and who made it wait is not known" if waited else ""
 
 
 # What may be compared
@@ -227,3 +247,8 @@ def counted(launches: Sequence[Launch], role: str) -> dict[int, Launch]:
 def reasons(both: Sequence[Launch]) -> tuple[str, ...]:
     """Return what disturbed any launch of a pair, each with its arm."""
     return tuple(f"{launch.arm}: {reason}" for launch in both for reason in contamination(launch))
+
+
+def doubts(both: Sequence[Launch], quantity: Quantity = "throughput") -> tuple[str, ...]:
+    """Return why nobody can tell whether a pair's steps were disturbed, each with its arm; start-up needs no such window."""
+    return tuple(f"{launch.arm}: {why}" for launch in both if (why := untold(launch))) if quantity == "throughput" else ()

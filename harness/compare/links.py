@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from harness.compare.agreement import (
     against,
@@ -156,6 +157,14 @@ def in_update(evidence: Evidence, previous: StepEvidence | None, step: StepEvide
         yield from against([replay] * len(after), after, replay, "state after", number, "the replayed optimizer's")
 
 
+def in_schedule(evidence: Evidence) -> Iterator[Mismatch]:
+    """R5: a learning rate of a step to come that one process does not declare."""
+    found: Any = evidence.get("schedule") or {}
+    if "step" in found:
+        seen = f"the learning rates are {found['lr']} where one process declares {found['declared']}"
+        yield Mismatch(seen, "lr", found["step"], found["rank"])
+
+
 def _states_before(evidence: Evidence, step: StepEvidence) -> list[Digests]:
     states = per_rank(evidence, step["before"], "states before the step")
     buffers = per_rank(evidence, step["buffers"], "buffers")
@@ -228,6 +237,18 @@ def in_buffers(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
     buffers = per_rank(evidence, step["buffers"], "buffers")
     replays = per_rank(evidence, step["replayed_buffers"], "replayed buffers")
     yield from against(replays, buffers, chain(*replays), "buffers", step["step"], "the replay's")
+
+
+def own_buffers(evidence: Evidence) -> list[str]:
+    """Return the buffers, but BatchNorm's, in which the ranks leave different things: DDP takes rank 0's for all."""
+    known = evidence.get("batch_norm_buffers")
+    if known is None:
+        return []
+    names = dict.fromkeys(name for step in evidence["steps"] for buffers in step["buffers"] for name in buffers)
+    differing = {
+        name for step in evidence["steps"] for name in names if len({buffers.get(name) for buffers in step["buffers"]}) > 1
+    }
+    return [name for name in names if name in differing and name not in known]
 
 
 def in_movement(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:

@@ -47,6 +47,7 @@ def schedule(pairs: int, seed: int, arms: Sequence[str] = ("baseline", "candidat
 def repeats(slots: Sequence[Slot], launches: Sequence[Launch]) -> list[Slot]:
     """Return the launches to make again: pairs with a contaminated or missing launch, at most 2 over the comparison.
 
+    One that is too short to tell is not among them: it would be as short again.
     A repeated pair keeps the order of its arms, so that the balance of the schedule holds. Call it again after the
     repeats with both lists extended; it returns nothing when all is clean or the extra pairs are used up.
     """

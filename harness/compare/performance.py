@@ -20,11 +20,14 @@ from harness.compare.launches import (
     adjustable,
     contamination,
     counted,
+    doubts,
     reasons,
     require_comparable,
     seconds,
     typical,
+    untold,
 )
+from harness.errors import NotComparable
 
 Claim = Literal["faster", "slower", "equivalent", "inconclusive"]
 
@@ -45,7 +48,8 @@ class PerformanceVerdict:
         adjusted: Time of the candidate over time of the baseline, with run-delay subtracted; None without a pair.
         raw: The same as measured.
         pairs: Pairs that the ratio rests on.
-        contaminated: Numbers of the pairs that were left out, with the reasons.
+        contaminated: Numbers of the pairs that were left out as disturbed, with the reasons.
+        untold: The same for those of which nobody can tell whether they were.
         needed_pairs: How many pairs in all would settle the margin at the width seen; None where nothing can be
             forecast. A stop rule may look at this, as it does not depend on the effect; what that costs is said at
             :func:`stats.pairs_to_settle`.
@@ -59,8 +63,14 @@ class PerformanceVerdict:
     raw: stats.PairedRatio | None
     pairs: int
     contaminated: Mapping[int, tuple[str, ...]]
+    untold: Mapping[int, tuple[str, ...]]
     needed_pairs: int | None
     sentences: tuple[str, ...]
+
+    @property
+    def left_out(self) -> int:
+        """How many pairs were left out."""
+        return len(self.contaminated) + len(self.untold)
 
     @property
     def ratio(self) -> float | None:
@@ -77,6 +87,8 @@ class PerformanceVerdict:
         """The verdict in the words of a table's cell, such as ``1.82x faster``."""
         if self.verdict == "equivalent":
             return _within(self.margin)
+        if self.untold and self.left_out == len(self.untold) and not self.pairs:
+            return "cannot tell"
         if self.verdict == "inconclusive" or self.adjusted is None:
             return "inconclusive"
         return f"{_times(_as_said(self.adjusted.ratio, self.verdict))}x {self.verdict}"
@@ -113,6 +125,7 @@ def compare(
         raw=stats.paired_ratio(found.raw_logs) if found.raw_logs else None,
         pairs=len(found.clean),
         contaminated=found.dirty,
+        untold=found.untold,
         needed_pairs=needed,
         sentences=(_headline(verdict, found, needed), *_notes(found)),
     )
@@ -126,6 +139,7 @@ class _Evidence:
     margin: float
     clean: list[tuple[Launch, Launch]]
     dirty: dict[int, tuple[str, ...]]
+    untold: dict[int, tuple[str, ...]]
     alone: int
     adjusted: bool
     logs: list[float]
@@ -135,11 +149,12 @@ class _Evidence:
 def _evidence(arms: Sequence[Mapping[int, Launch]], quantity: Quantity, margin: float) -> _Evidence:
     pairs = {pair: (arms[0][pair], arms[1][pair]) for pair in sorted(arms[0].keys() & arms[1].keys())}
     dirty = {pair: found for pair, both in pairs.items() if (found := reasons(both))}
-    clean = [both for pair, both in pairs.items() if pair not in dirty]
+    vague = {pair: why for pair, both in pairs.items() if pair not in dirty and (why := doubts(both, quantity))}
+    clean = [both for pair, both in pairs.items() if pair not in dirty | vague]
     # Subtracting in one arm alone, or in some pairs, would make a difference of its own.
     adjust = quantity == "throughput" and all(adjustable(launch) for both in clean for launch in both)
     logs, raw_logs = _logs(clean, quantity, adjust), _logs(clean, quantity, False)
-    return _Evidence(quantity, margin, clean, dirty, len(arms[0].keys() ^ arms[1].keys()), adjust, logs, raw_logs)
+    return _Evidence(quantity, margin, clean, dirty, vague, len(arms[0].keys() ^ arms[1].keys()), adjust, logs, raw_logs)
 
 
 def claim(logs: Sequence[float], margin: float) -> Claim:
@@ -172,9 +187,16 @@ def _agreed(logs: Sequence[float], raw_logs: Sequence[float], margin: float) -> 
 
 
 def _logs(pairs: Sequence[Sequence[Launch]], quantity: Quantity, adjusted: bool) -> list[float]:
-    """Return ln(T_candidate / T_baseline) of each pair."""
+    """Return ln(T_candidate / T_baseline) of each pair.
+
+    Raises:
+        NotComparable: A time is none.
+    """
     columns = [[seconds(launch, quantity, adjusted) for launch in arm] for arm in zip(*pairs, strict=True)]
-    return stats.log_ratios(*columns) if columns else []
+    try:
+        return stats.log_ratios(*columns) if columns else []
+    except ValueError as error:
+        raise NotComparable(f"{pairs[0][0].arm} and {pairs[0][1].arm} cannot be compared: {error}.") from error
 
 
 def _needed(found: _Evidence) -> int | None:
@@ -229,17 +251,28 @@ def _headline(verdict: Claim, found: _Evidence, needed: int | None) -> str:
     logs, margin = found.logs, found.margin
     if verdict != "inconclusive":
         return _said(verdict, logs, margin)
-    if not (logs or found.dirty):
+    if not (logs or found.dirty or found.untold):
         return "inconclusive: no launch of one arm has a partner in the other"
     if not logs:
-        return f"inconclusive: no clean pair ({plural(len(found.dirty), 'pair')} disturbed)"
+        return f"inconclusive: no clean pair ({_left_out(found)})"
     if len(logs) == 1:
         guess = f"; if launches vary as much as steps do, {_settle(needed, 0, margin)}" if needed else ""
-        return f"inconclusive: one launch claims nothing beyond its own spread{guess}"
+        return f"inconclusive: {_only_one(found)} claims nothing beyond its own spread{guess}"
     if contradict(logs, found.raw_logs, margin):
         ours, theirs = (_said(claim(of, margin), of, margin) for of in (logs, found.raw_logs))
         return f"inconclusive: without run-delay {ours}, but as measured {theirs}"
     return f"inconclusive: {_settle(needed, len(logs), margin)} ({_interval(logs, verdict)})"
+
+
+def _left_out(found: _Evidence) -> str:
+    disturbed = [f"{plural(len(found.dirty), 'pair')} disturbed"] if found.dirty else []
+    vague = [why[0] for why in found.untold.values()]
+    return ", ".join([*disturbed, *vague[:1]])
+
+
+def _only_one(found: _Evidence) -> str:
+    others = len(found.dirty) + len(found.untold) + found.alone
+    return f"1 of {others + 1} pairs was clean, and one pair" if others else "one launch"
 
 
 def _settle(needed: int | None, used: int, margin: float) -> str:
@@ -252,6 +285,7 @@ def _settle(needed: int | None, used: int, margin: float) -> str:
 
 def _notes(found: _Evidence) -> list[str]:
     notes = [f"pair {pair} is left out as disturbed: {', '.join(why)}." for pair, why in found.dirty.items()]
+    notes += [f"pair {pair} is left out, as nobody can tell: {', '.join(why)}." for pair, why in found.untold.items()]
     if found.alone:
         notes.append(f"left out, as the other arm's launch is missing: {found.alone}.")
     if len(found.clean) == 1:
@@ -316,7 +350,7 @@ def resolution(launches: Sequence[Launch], quantity: Quantity = "throughput", po
     the half-width h of the 95 % interval is found by half of all comparisons; ``power`` asks for
     h (1 + t_power / t_0.975).
     """
-    clean = _clean_pairs_of_one(launches)
+    clean = _clean_pairs_of_one(launches, quantity)
     if len(clean) < 2:
         return None
     logs = _logs(clean, quantity, all(adjustable(launch) for both in clean for launch in both))
@@ -326,23 +360,26 @@ def resolution(launches: Sequence[Launch], quantity: Quantity = "throughput", po
     return _resolution(quantity, smallest, stats.paired_ratio(logs), not inner.contains(0.0))
 
 
-def _clean_pairs_of_one(launches: Sequence[Launch]) -> list[tuple[Launch, Launch]]:
+def _clean_pairs_of_one(launches: Sequence[Launch], quantity: Quantity) -> list[tuple[Launch, Launch]]:
     counted = sorted((launch for launch in launches if launch.pair is not None), key=lambda launch: launch.order)
     require_comparable(counted)
     pairs = zip(counted[::2], counted[1::2], strict=False)
     turned = [(b, a) if i % 2 else (a, b) for i, (a, b) in enumerate(pairs)]
-    return [both for both in turned if not reasons(both)]
+    return [both for both in turned if not (reasons(both) or doubts(both, quantity))]
 
 
 def unresolved(launches: Sequence[Launch]) -> str:
-    """Return why :func:`resolution` says nothing of the launches; empty where it does."""
-    clean = len(_clean_pairs_of_one(launches)) if launches else 0
+    """Return why :func:`resolution` says nothing of the launches' steps; empty where it does."""
+    clean = len(_clean_pairs_of_one(launches, "throughput")) if launches else 0
     if clean >= 2:
         return ""
     disturbed = [why for launch in launches if (why := contamination(launch))]
     if disturbed:
         were = "was" if len(disturbed) == 1 else "were"
         return f"nothing can be said, {len(disturbed)} of {len(launches)} launches {were} disturbed ({disturbed[0][0]})"
+    doubtful = [said for launch in launches if (said := untold(launch))]
+    if doubtful:
+        return f"nothing can be said of steps, {len(doubtful)} of {len(launches)} launches cannot tell ({doubtful[0]})"
     return f"nothing can be said, that needs 2 clean pairs, and there {'is 1' if clean == 1 else 'is none'}"
 
 

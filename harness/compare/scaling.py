@@ -8,7 +8,16 @@ from typing import Literal
 
 from harness import stats
 from harness.compare.agreement import plural
-from harness.compare.launches import Launch, adjustable, counted, launch_step_s, raw_step_s, reasons, require_comparable
+from harness.compare.launches import (
+    Launch,
+    adjustable,
+    counted,
+    doubts,
+    launch_step_s,
+    raw_step_s,
+    reasons,
+    require_comparable,
+)
 from harness.errors import NotComparable
 
 
@@ -17,7 +26,7 @@ class Scaling:
     """Efficiency of N ranks in two factors, each with its interval; all None where scaling is not defined.
 
     Attributes:
-        efficiency: Plain process to N ranks, 1 is perfect: the product of the other two.
+        efficiency: Plain process to N ranks, 1 is perfect: the product of the other two, as all are means of logarithms.
         wrapping: Plain process to DDP with one rank.
         spreading: DDP with one rank to N ranks.
     """
@@ -51,10 +60,18 @@ def scaling(
     if any(launch.oversubscribed for launch in arms[2].values()):
         return Scaling(kind, last.nprocs, None, None, None, "oversubscribed, scaling not defined")
     triples = [tuple(arm[pair] for arm in arms) for pair in sorted(arms[0].keys() & arms[1].keys() & arms[2].keys())]
-    clean = [triple for triple in triples if not reasons(triple)]
+    clean = [triple for triple in triples if not (reasons(triple) or doubts(triple))]
     if not clean:
-        return Scaling(kind, last.nprocs, None, None, None, "no scaling: other processes disturbed all launches")
+        return Scaling(kind, last.nprocs, None, None, None, f"no scaling: {_why_none(triples)}")
     return _scaling(kind, last.nprocs, clean, split=single is not None)
+
+
+def _why_none(triples: Sequence[Sequence[Launch]]) -> str:
+    disturbed = [why for triple in triples for why in reasons(triple)]
+    vague = [why for triple in triples for why in doubts(triple)]
+    if disturbed:
+        return f"other processes disturbed {'all' if not vague else 'some'} launches ({disturbed[0]})"
+    return vague[0] if vague else "no launches of all arms belong together"
 
 
 def _require_scalable(kind: str, arms: Sequence[Mapping[int, Launch]], nprocs: int) -> None:
@@ -77,9 +94,9 @@ def _scaling(kind: Literal["weak", "strong"], nprocs: int, triples: Sequence[tup
     plain, single, many = ([step_s(launch) for launch in arm] for arm in zip(*triples, strict=True))
     # T(1,B) / (N T(N,B)) against T(1,b) / T(N,Nb): only strong scaling divides the same work.
     scaled = [(nprocs if kind == "strong" else 1) * value for value in many]
-    wrapping = stats.paired_ratio(stats.log_ratios(single, plain))
-    spreading = stats.paired_ratio(stats.log_ratios(scaled, single))
-    efficiency = stats.paired_ratio(stats.log_ratios(scaled, plain))
+    wrapping = stats.factor(stats.log_ratios(single, plain))
+    spreading = stats.factor(stats.log_ratios(scaled, single))
+    efficiency = stats.factor(stats.log_ratios(scaled, plain))
     factors = f"{_factor(wrapping, 'plain process to DDP')} x {_factor(spreading, f'1 to {nprocs} ranks')}"
     sure = "one launch each, no interval"
     if efficiency.interval is not None:

@@ -28,10 +28,12 @@ class Process(Protocol):
     Attributes:
         pid: Its id, and its group's.
         rank: Which rank it is; None for an engine that starts the ranks itself.
+        server: Exit code of the warm server whose death ended it; None where it runs, or ended otherwise.
     """
 
     pid: int
     rank: int | None
+    server: int | None
 
     def poll(self) -> int | None:
         """Return its exit code, negative for the signal that ended it; None while it runs. Never blocks."""
@@ -58,6 +60,8 @@ class Launcher(Protocol):
 class OwnProcess:
     """A child of this process, in a session of its own: a Ctrl-C on the terminal reaches the parent alone."""
 
+    server: int | None = None
+
     def __init__(
         self,
         command: Sequence[str],
@@ -71,7 +75,7 @@ class OwnProcess:
         with log.open("ab") as output:
             self._child = self._open(command, environment, cwd, output, pass_fds)
         self.pid = self._child.pid
-        self._pidfd = _pidfd_of(self.pid)
+        self._pidfd = pidfd_of(self.pid)
 
     @staticmethod
     def _open(
@@ -120,7 +124,8 @@ def _lasting_thread() -> Executor:
 os.register_at_fork(after_in_child=_lasting_thread.cache_clear)
 
 
-def _pidfd_of(pid: int) -> int:
+def pidfd_of(pid: int) -> int:
+    """Return a descriptor that becomes readable when a process has ended; -1 where the system has none, or none left."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):

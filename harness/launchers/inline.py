@@ -56,6 +56,7 @@ class _Done:
     """The finished rank, as the supervisor sees it."""
 
     rank: int | None = 0
+    server: int | None = None
 
     def __init__(self, code: int) -> None:
         self.pid = os.getpid()

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import weakref
 from pathlib import Path
 
 from harness.rundir import RunDir
@@ -37,16 +38,20 @@ class Scratch:
         (self.path / "processes").mkdir()
         try:
             self._sweeper = subprocess.Popen(
-                ["sh", "-c", _SWEEP, "sh", str(self.path), str(os.getpid())],
+                ["/bin/sh", "-c", _SWEEP, "sh", str(self.path), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
+                env={**os.environ, "PATH": os.pathsep.join([os.environ.get("PATH", ""), os.defpath])},
                 start_new_session=True,
             )
         except OSError:
             shutil.rmtree(self.path)
             raise
+        assert self._sweeper.stdin is not None
+        self._pipe = self._sweeper.stdin
+        _living.add(self)
 
     def run(self) -> RunDir:
         """Return the folder as that of a run."""
@@ -56,6 +61,22 @@ class Scratch:
 
     def close(self) -> None:
         """Remove the folder, after the processes that have signed in it; again has no effect."""
-        if self._sweeper.returncode is None:
-            # A line, because a copy of this process made by fork holds the pipe open.
+        if not self._pipe.closed:
+            # A line, because what a copy of this process has started may hold the pipe open.
             self._sweeper.communicate(b"\n")
+
+    def part(self) -> None:
+        """Leave the folder to the process that this one was forked from: its end is not to wait for this one's."""
+        self._pipe.close()
+
+
+_living: weakref.WeakSet[Scratch] = weakref.WeakSet()
+
+
+def _part_from_all() -> None:
+    for scratch in _living:
+        scratch.part()
+    _living.clear()
+
+
+os.register_at_fork(after_in_child=_part_from_all)

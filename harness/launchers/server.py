@@ -1,9 +1,9 @@
 """The warm server: a process that has torch imported once and forks every rank of every run from itself.
 
-``python -m harness.launchers.server SOCKET_FD``. It speaks JSON lines on the socket that it inherits. It reads
+``python -m harness.launchers.server SOCKET_FD PARENT_PID``. It speaks JSON lines on the socket that it inherits. It reads
 ``{"start": [{"run": ..., "env": {...}}, ...]}`` and answers ``{"pids": [...]}``; ``{"probe": true}`` and answers
-``{"probe": {...}}``; by itself it says ``{"exit": [pid, code]}`` for every rank that ends. At the end of the stream, which is
-the end of its parent, it ends its ranks and itself.
+``{"probe": {...}}``; by itself it says ``{"exit": [pid, code]}`` for every rank that ends. At the end of the stream, and of its
+parent, whose socket a child of that one may hold open, it ends its ranks and itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from harness.environ import PARENT
 from harness.importing import uncollected
-from harness.launchers.base import kill_group
+from harness.launchers.base import kill_group, pidfd_of
 
 PRELOAD = ("torch", "torch._dynamo", "torch.utils.data", "hydra.core.utils", "threadpoolctl", "harness.rank", "harness.train")
 """Modules that a rank needs; without ``torch._dynamo`` the first optimizer of each rank would import it, for 1-2 s."""
@@ -30,8 +30,9 @@ PRELOAD = ("torch", "torch._dynamo", "torch.utils.data", "hydra.core.utils", "th
 class Server:
     """Single-threaded, because a fork copies only one thread."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, parent: int) -> None:
         self._pid = os.getpid()
+        self._parent = parent
         self._channel = channel
         self._buffer = b""
         self._ranks: set[int] = set()
@@ -45,12 +46,14 @@ class Server:
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             selector.register(self._wake, selectors.EVENT_READ)
-            while True:
+            if (parent := pidfd_of(self._parent)) >= 0:
+                selector.register(parent, selectors.EVENT_READ)
+            while os.getppid() == self._parent:
                 for key, _ in selector.select():
                     if key.fileobj is self._channel:
                         if not self._read():
                             return
-                    else:
+                    elif key.fileobj == self._wake:
                         os.read(self._wake, 4096)
                         self._reap()
 
@@ -119,7 +122,7 @@ def _first_ended() -> int | None:
     return ended.si_pid if ended else None
 
 
-def main(descriptor: int) -> None:
+def main(descriptor: int, parent: int) -> None:
     """Import, then serve."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -130,7 +133,7 @@ def main(descriptor: int) -> None:
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=descriptor) as channel:
-        server = Server(channel)
+        server = Server(channel, parent)
         server._send({"ready": threads})
         try:
             server.serve()
@@ -139,4 +142,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

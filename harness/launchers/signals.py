@@ -28,6 +28,9 @@ class SignalTrap:
     """Catches SIGINT, SIGTERM and SIGHUP while ranks run, also where a shell has set SIGINT to be ignored.
 
     SIGHUP stays ignored under ``nohup``, which is what that command is for.
+
+    Attributes:
+        is_pressing: True where a signal has come since Interrupted was last raised.
     """
 
     active: ClassVar[SignalTrap | None] = None
@@ -37,6 +40,8 @@ class SignalTrap:
         self._before: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
         self._raises_at_once = False
+        self._raises_in_output = False
+        self.is_pressing = False
 
     def __enter__(self) -> SignalTrap:
         if threading.current_thread() is threading.main_thread():
@@ -63,6 +68,7 @@ class SignalTrap:
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self._caught = self._caught or number
+        self.is_pressing = True
         if self._pipe is not None:
             os.write(self._pipe[1], b"!")
         if self._raises_at_once:
@@ -71,7 +77,8 @@ class SignalTrap:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for child in sys.modules["multiprocessing"].active_children() if "multiprocessing" in sys.modules else ():
                 child.kill()
-            raise Interrupted(number)
+        if self._raises_at_once or self._raises_in_output:
+            self.raise_if_caught()
 
     @contextlib.contextmanager
     def raising_at_once(self) -> Iterator[None]:
@@ -82,6 +89,15 @@ class SignalTrap:
         finally:
             self._raises_at_once = False
 
+    @contextlib.contextmanager
+    def raising_in_output(self) -> Iterator[None]:
+        """Raise Interrupted out of a write that blocks, which Python would otherwise start again for ever."""
+        self._raises_in_output = True
+        try:
+            yield
+        finally:
+            self._raises_in_output = False
+
     def fileno(self) -> int:
         """Return a descriptor that is readable once a signal has come; -1 outside the main thread."""
         return self._pipe[0] if self._pipe else -1
@@ -89,6 +105,7 @@ class SignalTrap:
     def raise_if_caught(self) -> None:
         """Raise Interrupted if a signal has come."""
         if self._caught is not None:
+            self.is_pressing = False
             raise Interrupted(self._caught)
 
 
@@ -96,6 +113,11 @@ def raise_if_interrupted() -> None:
     """Raise Interrupted if a signal has come to the run that is being started; for waits before anybody watches."""
     if SignalTrap.active is not None:
         SignalTrap.active.raise_if_caught()
+
+
+def is_pressed() -> bool:
+    """Return True where a signal has come that has not been heeded yet."""
+    return SignalTrap.active is not None and SignalTrap.active.is_pressing
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -43,14 +44,14 @@ class WarmServer:
         self._answers: list[dict[str, Any]] = []
         self._buffer = b""
         self._ready = False
-        self.is_dead = False
+        self.exit_code: int | None = None
         # Threads of this process may each have a run whose ranks come from here.
         self._lock = threading.RLock()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._channel, theirs = map(_above_standard, socket.socketpair())
         with theirs:
             self._child = subprocess.Popen(
-                module_command("harness.launchers.server", str(theirs.fileno())),
+                module_command("harness.launchers.server", str(theirs.fileno()), str(os.getpid())),
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -58,6 +59,12 @@ class WarmServer:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        _servers.add(self)
+
+    @property
+    def is_dead(self) -> bool:
+        """True once it has been found dead."""
+        return self.exit_code is not None
 
     def _environment(self) -> dict[str, str]:
         env = without_stale(os.environ) | self.settings
@@ -100,9 +107,8 @@ class WarmServer:
         except ConnectionResetError:
             received = b""
         if not received:
-            self.is_dead = True
-            status = self._child.wait()
-            raise HarnessError(f"the process that ranks are forked from has died (status {status}):\n{self._tail()}")
+            self.exit_code = self._child.wait()
+            raise HarnessError(f"the process that ranks are forked from has died (status {self.exit_code}):\n{self._tail()}")
         *lines, self._buffer = (self._buffer + received).split(b"\n")
         for answer in map(json.loads, lines):
             if "exit" in answer:
@@ -113,6 +119,9 @@ class WarmServer:
 
     def close(self) -> None:
         """End the server and all that it started."""
+        # A copy of this process made by fork may hold the socket open.
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
         try:
             self._child.wait(timeout=0.2 if not self._ready else 5)
@@ -120,6 +129,10 @@ class WarmServer:
             kill_group(self._child.pid, signal.SIGKILL)
             self._child.wait()
         self._log.close()
+
+    def part(self) -> None:
+        """Close the socket alone, in a copy of this process made by fork: the server is the other's."""
+        self._channel.close()
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         # A server that has died tells by the end of its stream.
@@ -144,12 +157,25 @@ class WarmServer:
         return self._log.read().decode(errors="replace")[-2000:]
 
 
+_servers: weakref.WeakSet[WarmServer] = weakref.WeakSet()
+
+
+def _part_from_servers() -> None:
+    for server in _servers:
+        server.part()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_part_from_servers)
+
+
 class ServedProcess:
     """A rank that the warm server forked."""
 
     def __init__(self, server: WarmServer, pid: int, rank: int) -> None:
         self.pid = pid
         self.rank: int | None = rank
+        self.server: int | None = None
         self._server = server
         self._code: int | None = None
 
@@ -160,7 +186,9 @@ class ServedProcess:
                 while not self._server.is_dead and self._server.hear():
                     pass
             # Taken out, because another rank may be given the same id later.
-            self._code = self._server.exit_codes.pop(self.pid, -signal.SIGKILL if self._server.is_dead else None)
+            self._code = self._server.exit_codes.pop(self.pid, None)
+            if self._code is None and self._server.is_dead:
+                self._code, self.server = -signal.SIGKILL, self._server.exit_code
         return self._code
 
     def fileno(self) -> int:
@@ -170,6 +198,8 @@ class ServedProcess:
 
 class ForkedProcess:
     """A rank forked from this process itself."""
+
+    server: int | None = None
 
     def __init__(self, run: RunDir, environment: Mapping[str, str], rank: int) -> None:
         arguments = (str(run.path), dict(environment), os.getpid())

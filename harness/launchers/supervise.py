@@ -8,16 +8,19 @@ import os
 import selectors
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from harness.errors import HarnessError
+from harness.launchers import console
 from harness.launchers.base import Process, kill_group
 from harness.launchers.hang import absent_ranks
 from harness.launchers.scratch import Scratch
-from harness.launchers.signals import SignalTrap
+from harness.launchers.signals import Interrupted, SignalTrap, is_pressed
 from harness.launchers.tail import Tail
 from harness.outcome import End, first_to_fall, judge, listed
 from harness.plan import RunPlan
@@ -46,10 +49,17 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Ending:
-    """How a rank's process ended: its code, negative for a signal, and when (CLOCK_MONOTONIC, in seconds)."""
+    """How a rank's process ended.
+
+    Attributes:
+        code: Its exit code, negative for a signal.
+        t: When (CLOCK_MONOTONIC, in seconds).
+        server: Exit code of the warm server whose death ended it; None where it ended otherwise.
+    """
 
     code: int
     t: float
+    server: int | None = None
 
 
 class Supervisor:
@@ -66,10 +76,13 @@ class Supervisor:
         self._tails = [Tail(run.records(rank)) for rank in range(plan.nprocs)]
         self._output = Tail(run.log(0))
         self._pids: dict[int, int] = {}
+        self._unshown: deque[Callable[[], None]] = deque()
         self._finished: set[int] = set()
+        self._left: set[int] = set()
         self._joining: set[int] = set()
         self._joined: set[int] = set()
         self._stranding: int | None = None
+        self._waiting: list[int] = []
         self._heard = [time.monotonic()] * plan.nprocs
         self._printed = [0] * plan.nprocs
         self._stopped: set[int] = set()
@@ -88,13 +101,18 @@ class Supervisor:
             try:
                 if not self._processes:
                     self._start(start)
-                if not self._until_end(trap, timeout):
-                    return None
-            except BaseException:
+                is_over = self._until_end(trap, timeout)
+                if is_over:
+                    self._show_the_rest(trap)
+                trap.raise_if_caught()
+            except BaseException as error:
                 self._stop()
                 self._remove_scratch()
+                if isinstance(error, Interrupted):
+                    console.give_up_stalled()
                 raise
-            self._read()
+        if not is_over:
+            return None
         self._remove_scratch()
         self._marks["returned"] = time.monotonic()
         return self._judge()
@@ -134,10 +152,12 @@ class Supervisor:
         finished: float | None = None
         while True:
             self._read()
+            # Not later: while a reader lets this process wait, the ranks are not silent.
+            now = time.monotonic()
+            self._show(trap)
             trap.raise_if_caught()
             if self._all_ended():
                 return True
-            now = time.monotonic()
             if deadline is not None and now > deadline:
                 return False
             fallen = first_to_fall(self._ends()) if self._decides and (self._endings or self._finished) else None
@@ -159,11 +179,13 @@ class Supervisor:
             self._wait(trap)
 
     def _wait(self, trap: SignalTrap) -> None:
-        """Sleep until a process ends or a signal comes, for a tick at most."""
+        """Sleep until a process ends, a signal comes, or more can be shown; for a tick at most."""
         with selectors.DefaultSelector() as selector:
             descriptors = {p.fileno() for p in self._processes if p.pid not in self._codes} | {trap.fileno()}
             for descriptor in descriptors - {-1}:
                 selector.register(descriptor, selectors.EVENT_READ)
+            for descriptor in console.stalled() if self._unshown else ():
+                selector.register(descriptor, selectors.EVENT_WRITE)
             selector.select(TICK_S)
 
     def _read(self) -> None:
@@ -175,10 +197,32 @@ class Supervisor:
                 self._heard[rank] = time.monotonic()
             for line in lines:
                 self._take(rank, line)
+
+    def _show(self, trap: SignalTrap) -> bool:
+        """Show what is new, as far as the console takes it; True where that is all."""
+        self._pour(trap)
         # A rank inside this process has printed to the console itself.
-        if self._observer is not None and self._plan.method != "inline":
-            for line in self._output.lines(to_the_end=self._all_ended()):
-                self._observer.output(line)
+        if not self._unshown and self._observer is not None and self._plan.method != "inline":
+            lines = self._output.lines(to_the_end=self._all_ended())
+            self._unshown.extend(partial(self._observer.output, line) for line in lines)
+            self._pour(trap)
+        return not self._unshown
+
+    def _pour(self, trap: SignalTrap) -> None:
+        with trap.raising_in_output():
+            while self._unshown and not console.stalled():
+                self._unshown.popleft()()
+
+    def _show_the_rest(self, trap: SignalTrap) -> None:
+        """Show what the ranks left, for as long as its reader needs.
+
+        Raises:
+            Interrupted: A signal came first.
+        """
+        self._read()
+        while not self._show(trap):
+            trap.raise_if_caught()
+            self._wait(trap)
 
     def _has_printed(self, rank: int) -> bool:
         """Return True where a rank has printed since the last look: of a task that records no steps, that is the heartbeat."""
@@ -193,7 +237,7 @@ class Supervisor:
             if process.pid not in self._codes and (code := process.poll()) is not None:
                 self._codes[process.pid] = code
                 if process.rank is not None:
-                    self._endings[process.rank] = Ending(code, time.monotonic())
+                    self._endings[process.rank] = Ending(code, time.monotonic(), process.server)
         if self._has_engine and (self._decides or self._all_ended()):
             self._read_witnesses()
 
@@ -220,14 +264,16 @@ class Supervisor:
         event = json.loads(line)
         if event["event"] == "start":
             self._pids[rank] = event["pid"]
-            for ranks in (self._finished, self._joining, self._joined):
+            for ranks in (self._finished, self._left, self._joining, self._joined):
                 ranks.discard(rank)
         if event["event"] in ("joining", "joined"):
             (self._joining if event["event"] == "joining" else self._joined).add(rank)
         if event["event"] == "end":
             self._finished.add(rank)
+            if event["status"] != "raised":
+                self._left.add(rank)
         if self._observer is not None:
-            self._observer.event(rank, event)
+            self._unshown.append(partial(self._observer.event, rank, event))
 
     def _ends(self) -> list[End]:
         return [self._end_of(rank) for rank in range(self._plan.nprocs)]
@@ -237,7 +283,8 @@ class Supervisor:
         ending = self._endings.get(rank)
         if ending is None:
             return End(result, None, stopped=rank in self._stopped)
-        return End(result, ending.code, ending.t, rank in self._stopped or self._was_stopped_by_engine(ending))
+        stopped = rank in self._stopped or self._was_stopped_by_engine(ending)
+        return End(result, ending.code, ending.t, stopped, ending.server)
 
     def _was_stopped_by_engine(self, ending: Ending) -> bool:
         """Return True where the engine had a rank to stop the others for, before the supervisor had heard of it."""
@@ -262,11 +309,12 @@ class Supervisor:
         return True
 
     def _is_stranded(self) -> bool:
-        """Return True, all ranks being stopped, where some wait for a group that one can no longer join."""
-        gone = sorted(self._finished - self._joined)
-        if not gone or not self._joining - self._joined - self._finished or not self._decides:
+        """Return True, all ranks being stopped, where some wait for a group that one has left without joining it."""
+        gone = sorted(self._left - self._joined)
+        waiting = sorted(self._joining - self._joined - self._finished)
+        if not gone or not waiting or not self._decides:
             return False
-        self._stranding = gone[0]
+        self._stranding, self._waiting = gone[0], waiting
         self._stop()
         return True
 
@@ -277,7 +325,9 @@ class Supervisor:
             _signal_one(self._pids[rank], signal.SIGUSR1)
         deadline = time.monotonic() + STACKS_S
         sizes: list[int] = []
-        while time.monotonic() < deadline and (0 in sizes or sizes != (sizes := [len(self._stack(rank)) for rank in asked])):
+        while time.monotonic() < deadline and not is_pressed():
+            if 0 not in sizes and sizes == (sizes := [len(self._stack(rank)) for rank in asked]):
+                break
             time.sleep(0.05)
         texts = [f"--- rank {rank} ---\n{text}" for rank, text in enumerate(self._stacks_of_all())]
         self._run.stacks.write_text("\n".join(texts))
@@ -290,14 +340,14 @@ class Supervisor:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def _stop(self) -> None:
-        """End every process that runs: SIGTERM, then SIGKILL after the grace time."""
+        """End every process that runs: SIGTERM, then SIGKILL after the grace time, which a signal to this process ends."""
         running = [process for process in self._processes if process.pid not in self._codes]
         if not running:
             return
         self._stopped |= set(range(self._plan.nprocs)) - self._finished - set(self._endings)
         for process in running:
             kill_group(process.pid, signal.SIGTERM)
-        if not self._await(self._plan.grace_s):
+        if not self._await(self._plan.grace_s, until=is_pressed):
             self._note_stubborn()
             for process in running:
                 if process.pid not in self._codes:
@@ -311,9 +361,9 @@ class Supervisor:
                 f"{listed(ranks)} ignored SIGTERM for {self._plan.grace_s:g} s (launcher.grace_s) and ended by SIGKILL."
             )
 
-    def _await(self, seconds: float) -> bool:
+    def _await(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         deadline = time.monotonic() + seconds
-        while not self._all_ended() and time.monotonic() < deadline:
+        while not self._all_ended() and time.monotonic() < deadline and not until():
             self._read_endings()
             time.sleep(0.005)
         return self._all_ended()
@@ -336,9 +386,9 @@ class Supervisor:
         elif self._absent:
             result = self._judge_absence(result)
         elif self._stranding is not None:
-            waiting = listed(sorted(self._joining - self._joined))
-            said = f"rank {self._stranding} of {self._plan.nprocs} ended without joining the group. {waiting} waited for it."
-            result = _failed(result, f"{said} Log: {self._log(self._stranding)}", self._stranding)
+            said = f"rank {self._stranding} of {self._plan.nprocs} ended without joining the group."
+            waited = f"{listed(self._waiting)} waited for it. Log: {self._log(self._stranding)}"
+            result = _failed(result, f"{said} {waited}", self._stranding)
         if result.status == "ok" and any(process.rank is None and self._codes[process.pid] for process in self._processes):
             result = _failed_engine(result, self._run)
         if self.notes:

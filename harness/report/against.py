@@ -14,7 +14,7 @@ from harness.errors import NotComparable
 from harness.report import table as tables
 from harness.report.arms import launch_of, trials_of
 from harness.report.build import digests
-from harness.report.notes import disturbed
+from harness.report.notes import disturbed, untold
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import Table
 
@@ -102,7 +102,7 @@ def _pair(job: JobReport, before: JobReport, sweep: SweepReport, baseline: Sweep
         speed = None
     if not several:
         # Their own runs were compared, and are what the table shows.
-        job, before = dataclasses.replace(job, clean=()), dataclasses.replace(before, clean=())
+        job, before = dataclasses.replace(job, trials=()), dataclasses.replace(before, trials=())
     return Pair(job, before, speed, _arithmetic(job, before))
 
 
@@ -131,7 +131,8 @@ def machine_notes(baseline: SweepReport, sweep: SweepReport) -> list[str]:
 
 
 def _notes(pairs: list[Pair]) -> list[str]:
-    busy = disturbed(dataclasses.replace(pair.job, speed=pair.speed) for pair in pairs)
+    jobs = [dataclasses.replace(pair.job, speed=pair.speed) for pair in pairs]
+    busy = disturbed(jobs) + untold(jobs)
     counts = {pair.speed.pairs for pair in pairs if pair.speed is not None}
     single = ["* No claim of speed: one launch each says nothing beyond its own spread."] if 1 in counts else []
     several = (

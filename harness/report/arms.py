@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.compare.launches import OTHERS_LIMIT, Launch
+from harness.compare.launches import OTHERS_LIMIT, SHORTEST_WINDOW_S, Launch
 from harness.compare.phases import PROOF, phases
 from harness.record import RankResult
 from harness.report.marks import marks_of
@@ -22,9 +22,6 @@ NOT_THE_WORK = frozenset(
     }
 )
 """Settings of the training that do not change what is to be computed, so that jobs which differ in them are compared."""
-
-SHORTEST_WINDOW_S = 0.25
-"""In a shorter window what others used is not known: a core's idle time comes in units of 10 ms."""
 
 
 def work(job: JobReport) -> dict[str, Any]:
@@ -49,7 +46,7 @@ def launch_of(job: JobReport, machine: Mapping[str, str]) -> Launch:
     """Return one run as the numbers that performance is compared by; of ranks, the one that was disturbed most."""
     assert job.plan.train is not None
     windows = [window for rank in job.result.ranks if (window := _window(rank))]
-    wall_s = max((window["t"] for window in windows), default=sum(step_times(job)))
+    wall_s = max((window["t"] for window in windows), default=0.0)
     pressure = _largest(windows, "pressure_s")
     return Launch(
         arm=f"job {job.plan.job}",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.compare.chains import compare_runs, differences
-from harness.compare.launches import contamination
+from harness.compare.launches import Launch, contamination, untold, waiting
 from harness.compare.performance import MARGINS, PerformanceVerdict, compare, resolution, unresolved
 from harness.errors import NotComparable
 from harness.plan import RunPlan
@@ -38,10 +38,20 @@ def _remarks(jobs: Sequence[JobReport], machine: Mapping[str, str]) -> dict[int,
         if job.plan.train is None or job.result.status != "ok" or job.clean or job.plan.job in compared or not step_times(job):
             continue
         trials = trials_of(job, machine) if not job.strayed else []
-        reasons = [contamination(launch) for launch in trials or [launch_of(job, machine)]]
-        if all(reasons):
-            found[job.plan.job].insert(0, f"The machine was disturbed while it ran ({reasons[0][0]}): its times say little.")
+        found[job.plan.job][:0] = _doubtful(trials or [launch_of(job, machine)])
     return {number: sentences for number, sentences in found.items() if sentences}
+
+
+def _doubtful(launches: Sequence[Launch]) -> list[str]:
+    """Return what keeps a job's times from saying much, where that is so of all its launches."""
+    disturbed = [contamination(launch) for launch in launches]
+    if all(disturbed):
+        return [f"The machine was disturbed while it ran ({disturbed[0][0]}): its times say little."]
+    vague = [(untold(launch), waiting(launch)) for launch in launches]
+    if all(why and waited for why, waited in vague):
+        why, waited = vague[0]
+        return [f"Nobody can tell whether other processes held it up: its ranks waited ({waited[0]}), and it is {why}."]
+    return []
 
 
 def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str, str]) -> JobReport:
@@ -52,7 +62,7 @@ def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str,
     job = dataclasses.replace(_against_launchers(job, before), strayed=tuple(_strayed(job)))
     if job.baseline is not None or not step_times(job):
         return job
-    job = _against_itself(dataclasses.replace(job, clean=tuple(_clean(job, machine))), machine)
+    job = _against_itself(_with_clean(job, machine), machine)
     base = next((one for one in before if one.baseline == one.plan.job and work(one) == work(job)), None)
     if base is None:
         return dataclasses.replace(job, baseline=job.plan.job)
@@ -124,10 +134,11 @@ def _per_rank(plan: RunPlan) -> float:
     return plan.train.global_batch_size / plan.nprocs
 
 
-def _clean(job: JobReport, machine: Mapping[str, str]) -> list[int]:
-    """Return the numbers of the launches that the job's times rest on: none where training strayed in any."""
-    found = trials_of(job, machine) if not job.strayed else []
-    return [launch.order for launch in found if launch.step_s and not contamination(launch)]
+def _with_clean(job: JobReport, machine: Mapping[str, str]) -> JobReport:
+    """Return the job with the numbers of the launches that its times rest on: none where training strayed in any."""
+    found = [launch for launch in trials_of(job, machine) if launch.step_s and not contamination(launch)]
+    told = () if job.strayed else tuple(launch.order for launch in found if not untold(launch))
+    return dataclasses.replace(job, clean=told, undisturbed=() if job.strayed else tuple(launch.order for launch in found))
 
 
 def _against_itself(job: JobReport, machine: Mapping[str, str]) -> JobReport:
@@ -135,8 +146,11 @@ def _against_itself(job: JobReport, machine: Mapping[str, str]) -> JobReport:
     if not job.trials or job.strayed or not all(plan.trial and plan.trial.aa for plan, _ in job.trials):
         return job
     launches = trials_of(job, machine)
-    found = tuple(filter(None, (resolution(launches, quantity) for quantity in MARGINS))) if launches else ()
-    return dataclasses.replace(job, resolutions=found, unresolved="" if found else unresolved(launches))
+    try:
+        found = tuple(filter(None, (resolution(launches, quantity) for quantity in MARGINS))) if launches else ()
+        return dataclasses.replace(job, resolutions=found, unresolved=unresolved(launches))
+    except NotComparable as error:
+        return dataclasses.replace(job, unresolved=f"nothing can be said: {str(error).rstrip('.')}")
 
 
 # The same, bit for bit

@@ -16,7 +16,7 @@ from harness.compare.chains import OBSERVING
 from harness.compare.phases import Phase
 from harness.report import table as tables
 from harness.report.grids import fault_matrix, ladder
-from harness.report.marks import oversubscribed, thinned, typical_start_up
+from harness.report.marks import oversubscribed, server_wait, thinned, typical_start_up
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.theme import BLUE, GREY, ORANGE, RED, SKY, Drawing, figure, line, shorten, styled
 
@@ -103,7 +103,7 @@ def start_up(sweep: SweepReport) -> Drawing | None:
     groups: dict[str, list[JobReport]] = {}
     for job in trained(sweep):
         ranks = f"{job.plan.nprocs} rank{'s' if job.plan.nprocs > 1 else ''}"
-        groups.setdefault(f"{tables.settings(job)['launcher']}, {ranks}", []).append(job)
+        groups.setdefault(f"{tables.settings(job)['launcher']}, {ranks}", []).extend(tables.starts(job))
     stacks = {name: phases for name, jobs in groups.items() if (phases := typical_start_up(jobs))}
     if not stacks:
         return None
@@ -111,11 +111,11 @@ def start_up(sweep: SweepReport) -> Drawing | None:
     colours = _phase_colours([phase for phases in stacks.values() for phase in phases])
     for row, phases in enumerate(stacks.values()):
         _stack(axes, row, phases, colours)
-    axes.set_yticks(range(len(stacks)), [f"{name} ({len(groups[name])} job{'s' * (len(groups[name]) > 1)})" for name in stacks])
+    axes.set_yticks(range(len(stacks)), [f"{name} ({_launches(len(groups[name]))})" for name in stacks])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set(
-        xlabel="seconds from the call to the end of the first step (median over jobs)",
+        xlabel=f"seconds from the call to the end of the first step (median over launches){_of_server(sweep)}",
         title="Start-up: launcher plain + framework hatched",
         xlim=(0, 1.35 * max(sum(phase.seconds for phase in phases) for phases in stacks.values())),
     )
@@ -126,6 +126,16 @@ def start_up(sweep: SweepReport) -> Drawing | None:
     made.legend(handles=handles, loc="outside lower center", ncols=4)
     totals = [f"{name}: {sum(p.seconds for p in phases):.2f} s" for name, phases in stacks.items()]
     return Drawing("start-up", "Start-up", f"Stacked bars of the phases of start-up. Totals: {'; '.join(totals)}.", made)
+
+
+def _launches(count: int) -> str:
+    return f"{count} launch{'es' if count > 1 else ''}"
+
+
+def _of_server(sweep: SweepReport) -> str:
+    waited = server_wait(sweep.jobs)
+    said = "\nspawn from a warm server (its own start, for which job {} waited {:.2f} s, once per command, is not included)"
+    return said.format(*waited) if waited else ""
 
 
 def _phase_colours(phases: Sequence[Phase]) -> dict[tuple[str, str], str]:
@@ -159,8 +169,8 @@ def _hatch(owner: str) -> str:
 
 
 def step_times(sweep: SweepReport) -> Drawing | None:
-    """Draw how each job's step times are distributed, and the ratio of speeds with its interval."""
-    jobs, remark = shown_of([job for job in trained(sweep) if tables.step_times(job)], MOST_ROWS)
+    """Draw how each job's step times are distributed, over its launches, and the ratio of speeds with its interval."""
+    jobs, remark = shown_of([job for job in trained(sweep) if _launched_steps(job)], MOST_ROWS)
     if not jobs:
         return None
     compared = any(job.speed is not None and job.speed.ratio is not None for job in jobs)
@@ -168,16 +178,23 @@ def step_times(sweep: SweepReport) -> Drawing | None:
     made, axes = figure(1.3 + 0.32 * len(jobs), 2 if compared else 1, **side_by_side)
     factor, unit = tables.unit_of_time([tables.step_s(job) for job in jobs])
     for row, job in enumerate(jobs):
-        _distribution(axes[0], row, [seconds * factor for seconds in tables.step_times(job)])
-    axes[0].set_yticks(range(len(jobs)), [named(job, sweep) for job in jobs])
+        _distribution(axes[0], row, [seconds * factor for seconds in _launched_steps(job)])
+    axes[0].set_yticks(range(len(jobs)), [f"{named(job, sweep)}{tables.mark(job)}" for job in jobs])
     axes[0].set_ylim(len(jobs) - 0.4, -0.6)
     axes[0].grid(axis="y", visible=False)
-    axes[0].set(xlabel=f"{unit} per step, slowest rank\n(line 5-95 %, bar quartiles, tick median)", title=f"Step time{remark}")
-    _stretch(axes[0], [t * factor for job in jobs for t in tables.step_times(job)])
+    doubted = "\n!: disturbed, or too short to tell" if any(map(tables.mark, jobs)) else ""
+    legend = f"(line 5-95 %, bar quartiles, tick median){doubted}"
+    axes[0].set(xlabel=f"{unit} per step, slowest rank\n{legend}", title=f"Step time{remark}")
+    _stretch(axes[0], [t * factor for job in jobs for t in _launched_steps(job)])
     if compared:
         _ratios(axes[1], jobs)
     medians = [f"job {job.plan.job}: {tables.step_s(job) * factor:.3g} {unit}" for job in jobs[:10]]
     return Drawing("step-times", "Step times", f"Distributions of the step times. Medians: {'; '.join(medians)}.", made)
+
+
+def _launched_steps(job: JobReport) -> list[float]:
+    """Return the measured steps of all launches that the table's number is of."""
+    return [seconds for one in tables.launches(job) for seconds in tables.step_times(one)]
 
 
 def _distribution(axes: Axes, row: int, times: Sequence[float]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -179,7 +180,8 @@ def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str
     verdict, trials = read_verdict(run), tuple(read_trials(run))
     if verdict is not None and result.status == "ok" and plan.train is not None:
         verdict = verdict.joined_by(*_of_training(plan, plan.train, run, result))
-    return JobReport(plan, str(run.path), result, label, tuple(overrides), correctness=verdict, trials=trials)
+    ended = result.status != "ok" and not run.result.exists()
+    return JobReport(plan, str(run.path), result, label, tuple(overrides), correctness=verdict, trials=trials, ended=ended)
 
 
 def _of_training(plan: RunPlan, train: TrainPlan, run: RunDir, result: RunResult) -> Iterator[Rung]:
@@ -217,6 +219,29 @@ def read_verdict(run: RunDir) -> Verdict | None:
 def read_result(run: RunDir, plan: RunPlan) -> RunResult:
     """Return what came out of a run; where its parent did not live to write that, what the ranks recorded."""
     if run.result.exists():
-        return run_result_from_json(_read_record(run.result))
+        return _sound(run_result_from_json(_read_record(run.result)))
     ranks = tuple(RankResult.from_events(rank, run.events(rank)) for rank in range(plan.nprocs))
     return RunResult("failed", ranks, message=f"the run was ended before it was judged: there is no {run.result.name}.")
+
+
+def _sound(result: RunResult) -> RunResult:
+    """Return the result, if what times are made of are numbers that a clock and a kernel can have given.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for rank in result.ranks:
+        spans = [step.seconds for step in rank.steps]
+        counted = [value for meter in rank.meters for name, value in meter.items() if name != "name" and value is not None]
+        clocks = [*(step.t for step in rank.steps), *rank.marks.values(), *counted]
+        if not all(_is_finite(value) for value in (*spans, *clocks)) or not all(value > 0 for value in spans):
+            raise ValueError(f"a time of rank {rank.rank} is none")
+        if not all(isinstance(step.loss_sum, int | float) and isinstance(step.count, int | float) for step in rank.steps):
+            raise ValueError(f"a loss of rank {rank.rank} is no number")
+    if not all(_is_finite(value) for value in result.marks.values()):
+        raise ValueError("a mark of the run is no time")
+    return result
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

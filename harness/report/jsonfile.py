@@ -49,6 +49,7 @@ def _job(job: JobReport) -> dict[str, Any]:
         "step_s": tables.step_s(job),
         "step_spread_s": tables.typical_step_s(job)[1],
         "num_launches": len(tables.launches(job)),
+        "launches_are_clean": not tables.mark(job),
         "failed_launches": [plan.trial.order for plan, result in job.trials if plan.trial and result.status != "ok"],
         "strayed_launches": list(job.strayed),
         "samples_per_s": tables.samples_per_s(job),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from harness import stats
 from harness.compare.phases import PHASES, Phase, phases
-from harness.record import RankResult
+from harness.record import RankResult, RunResult
 from harness.report.sweep_report import JobReport
 
 OF_PARENT = {"called": "called", "process exists": "started", "returned": "returned"}
@@ -48,6 +48,23 @@ def _typical(name: str, found: Sequence[dict[str, Phase]]) -> Phase:
     seconds = stats.median([one[name].seconds if name in one else 0.0 for one in found])
     example = next(one[name] for one in found if name in one)
     return Phase(name, seconds, example.owner)
+
+
+def server_wait(jobs: Sequence[JobReport]) -> tuple[int, float] | None:
+    """Return which job was the first that a warm server forked ranks for, and how long it waited for the server's own start.
+
+    That is how much longer its own run took from the call to the start of its ranks than the launches of its comparison do,
+    all of which find the server ready. None where there are no such launches.
+    """
+    served = [job for job in jobs if (job.plan.method, job.plan.start_method) == ("spawn", "forkserver")]
+    ready = [found for job in served for _, result in job.trials if (found := _until_started(result)) is not None]
+    own = _until_started(served[0].result) if served else None
+    return (served[0].plan.job, max(0.0, own - stats.median(ready))) if ready and own is not None else None
+
+
+def _until_started(result: RunResult) -> float | None:
+    marks = result.marks
+    return marks["started"] - marks["called"] if {"started", "called"} <= marks.keys() else None
 
 
 def oversubscribed(job: JobReport, machine_cores: str) -> bool:

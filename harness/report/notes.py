@@ -1,18 +1,21 @@
-"""What a reader must know beside the table, in sentences. Pure."""
+"""What a reader must know beside the table, in sentences."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 
 from harness import stats
-from harness.compare.correctness import Rung
+from harness.compare.correctness import Rung, Verdict
 from harness.compare.performance import PerformanceVerdict
 from harness.report.bandwidth import crowded_bandwidth
 from harness.report.build import may_pair
+from harness.report.marks import server_wait
 from harness.report.rungs import place
 from harness.report.sweep_report import JobReport, SweepReport
-from harness.report.table import launches, ranges, state, step_times
+from harness.report.table import launches, mark, ranges, state, step_times
+from harness.report.trace import trace_of
 from harness.report.waiting import communication
 
 MOST_REMARKS = 12
@@ -23,13 +26,19 @@ FEWEST_STEPS = 16
 """A quarter of fewer measured steps is too short to say that the step time drifts."""
 
 
+_WHOLE, _REST = ("R7", "R8"), ("R5", "R11")
+"""Checks that a proof needs: one of the first, which hold the gradient against the whole batch's, and all of the others."""
+
+
 def notes(sweep: SweepReport) -> list[str]:
     """Return what every report says, a sentence each."""
-    found = [f"{said}." for job in sweep.jobs for said in (*_undecided(job), *_of_rival(job), *_resolved(job))]
-    found += disturbed(sweep.jobs) + compressed(sweep.jobs) + left_out(sweep.jobs) + unsteady(sweep.jobs)
+    found = faulty(sweep.jobs) + unproven(sweep.jobs)
+    found += [f"{said}." for job in sweep.jobs for said in (*_claimed(job), *_of_rival(job), *_resolved(job))]
+    found += measured_by(sweep.jobs) + disturbed(sweep.jobs) + untold(sweep.jobs) + _marked(sweep.jobs)
+    found += compressed(sweep.jobs) + left_out(sweep.jobs) + unsteady(sweep.jobs)
     found += [f"job {job.plan.job}: {said}" for job in sweep.jobs if (said := failed_launches(job))]
     found += strayed(sweep.jobs) + communication(sweep.jobs) + crowded_bandwidth(sweep)
-    found += _remarks(sweep) + _unclaimed(sweep.jobs)
+    found += _remarks(sweep) + _unclaimed(sweep.jobs) + traced(sweep)
     return found + [f"job {job.plan.job}: {why_red(job)}" for job in sweep.jobs if state(job) == "red"]
 
 
@@ -58,11 +67,11 @@ def _in_full(verdict: PerformanceVerdict) -> str:
     return " ".join([f"{headline}.", *(f"{said[0].upper()}{said[1:]}" for said in beside)])
 
 
-def _undecided(job: JobReport) -> tuple[str, ...]:
-    """Return why a comparison of several launches came to nothing."""
-    if job.speed is None or job.speed.pairs < 2 or job.speed.verdict != "inconclusive":
+def _claimed(job: JobReport) -> tuple[str, ...]:
+    """Return what a comparison of several launches came to, with its interval and pairs, or why to nothing."""
+    if job.speed is None or job.speed.pairs + job.speed.left_out < 2:
         return ()
-    return (f"job {job.plan.job}: {job.speed.sentences[0]}",)
+    return (f"job {job.plan.job} against job {job.baseline}, step: {job.speed.sentences[0]}",)
 
 
 def _of_rival(job: JobReport) -> list[str]:
@@ -84,10 +93,78 @@ def disturbed(jobs: Iterable[JobReport]) -> list[str]:
     found = [reason for job in jobs if job.speed for pair in job.speed.contaminated.values() for reason in pair]
     if not found:
         return []
-    arms = dict.fromkeys(reason.partition(":")[0] for reason in found)
+    what = "speeds that rest on that are not compared"
+    return [f"The machine was disturbed during {_arms_of(found)} (such as {found[0]}): {what}."]
+
+
+def untold(jobs: Iterable[JobReport]) -> list[str]:
+    """Return a sentence on launches that were left out because nobody can tell whether they were disturbed."""
+    found = [reason for job in jobs if job.speed for pair in job.speed.untold.values() for reason in pair]
+    what = "Nobody can tell whether other processes disturbed the steps of"
+    return [f"{what} {_arms_of(found)} (such as {found[0]}): no speed rests on them."] if found else []
+
+
+def _arms_of(reasons: Iterable[str]) -> str:
+    arms = dict.fromkeys(reason.partition(":")[0] for reason in reasons)
     numbers = [arm.removeprefix("job ") for arm in arms]
-    named = f"job {ranges([int(n) for n in numbers])}" if all(n.isdigit() for n in numbers) else " and ".join(arms)
-    return [f"The machine was disturbed during {named} (such as {found[0]}): speeds that rest on that are not compared."]
+    jobs, others = [int(n) for n in numbers if n.isdigit()], [n for n in numbers if not n.isdigit()]
+    return " and ".join([*others, *([f"job {ranges(jobs)}"] if jobs else [])])
+
+
+def faulty(jobs: Iterable[JobReport]) -> list[str]:
+    """Return into which jobs a fault was injected, whatever the checks made of it."""
+    faults: dict[str, list[int]] = {}
+    for job in jobs:
+        if job.plan.train is not None and job.plan.train.fault is not None:
+            faults.setdefault(job.plan.train.fault, []).append(job.plan.job)
+    return [f"Fault {name} was injected (job {ranges(numbers)})." for name, numbers in faults.items()]
+
+
+def unproven(jobs: Iterable[JobReport]) -> list[str]:
+    """Return what keeps verified jobs, none of whose checks is red, from being proved equal to one process."""
+    gaps: dict[str, list[int]] = {}
+    for job in jobs:
+        verdict = job.correctness
+        if verdict is not None and verdict.failed is None and verdict.num_checked and not verdict.is_proof:
+            gap = next((rung for rung in _gaps(verdict, job.plan.nprocs) if rung.status == "not checked"), None)
+            if gap is not None:
+                gaps.setdefault(gap.sentence(), []).append(job.plan.job)
+    return [f"Not proven (job {ranges(numbers)}): {said}" for said, numbers in gaps.items()]
+
+
+def _gaps(verdict: Verdict, nprocs: int) -> list[Rung]:
+    """Return the rungs that a proof needs and this one may lack, in the order in which they are looked at."""
+    by_name = {rung.name: rung for rung in verdict.rungs}
+    whole, rest = ([by_name[name] for name in names if name in by_name] for names in (_WHOLE if nprocs > 1 else ("R3",), _REST))
+    return rest if any(rung.status == "passed" for rung in whole) else [*whole, *rest]
+
+
+def measured_by(jobs: Sequence[JobReport]) -> list[str]:
+    """Return which jobs' times are of launches for a comparison, and what those leave out."""
+    several = [job.plan.job for job in jobs if job.trials and launches(job)]
+    if not several:
+        return []
+    said = f"First step, step and samples/s of job {ranges(several)} are of launches for the comparison, which verify nothing"
+    if waited := server_wait(jobs):
+        start = f"its own start, for which job {waited[0]} waited {waited[1]:.2f} s, once per command, is not included"
+        said += f", under spawn from a warm server ({start})"
+    own = [job.plan.job for job in jobs if job.plan.train is not None and not job.trials and job.result.status == "ok"]
+    said += f"; those of job {ranges(own)} are of {'its own run' if len(own) == 1 else 'their own runs'}" if own else ""
+    return [f"{said}."]
+
+
+def _marked(jobs: Iterable[JobReport]) -> list[str]:
+    """Return what the mark after a number means."""
+    numbers = [job.plan.job for job in jobs if mark(job)]
+    what = "of no launch for the comparison is it known that nothing disturbed its steps, so the number is of all of them"
+    return [f"! job {ranges(numbers)}: {what}."] if numbers else []
+
+
+def traced(sweep: SweepReport) -> list[str]:
+    """Return where the traces of jobs lie that were profiled, by their paths within the sweep's folder."""
+    paths = [trace for job in sweep.jobs if (trace := trace_of(job)) is not None]
+    said = ", ".join(os.path.relpath(path, sweep.folder) for path in paths)
+    return [f"What ranks did inside 10 steps: {said}, in the sweep's folder, for https://ui.perfetto.dev."] if paths else []
 
 
 def compressed(jobs: Iterable[JobReport]) -> list[str]:
@@ -134,7 +211,9 @@ def unsteady(jobs: Iterable[JobReport]) -> list[str]:
     """Return in which jobs the step time drifts, whether or not they are compared, and how far at most."""
     drifts: dict[int, float] = {}
     for job in jobs:
-        runs = [times for one in launches(job) if len(times := step_times(one)) >= FEWEST_STEPS]
+        # Of a job that failed, or was ended, nobody asks whether it would have become steady.
+        done = launches(job) if job.result.status == "ok" else []
+        runs = [times for one in done if len(times := step_times(one)) >= FEWEST_STEPS]
         found = [steady for times in runs if (steady := stats.steadiness(times)) and not steady.steady]
         if found:
             # Of several launches the one that drifts furthest: a median of drifts up and down says that there is none.
@@ -182,5 +261,6 @@ def explained(rung: Rung) -> str:
 
 
 def failures(sweep: SweepReport) -> list[str]:
-    """Return a line for each job that failed."""
-    return [f"job {job.plan.job} failed: {job.result.message}" for job in sweep.jobs if job.result.status != "ok"]
+    """Return a line for each job that failed, or was ended."""
+    fallen = [job for job in sweep.jobs if job.result.status != "ok"]
+    return [f"job {job.plan.job} {'ended' if job.ended else 'failed'}: {job.result.message}" for job in fallen]

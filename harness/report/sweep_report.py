@@ -28,9 +28,11 @@ class JobReport:
         start: The same for the time from the call to the first step.
         trials: Plan and result of each further launch, made to compare launchers.
         strayed: Their numbers that trained other bits than the job's own run, so that no speed rests on any of them.
-        clean: Their numbers that nothing disturbed: the job's times rest on these, where there are any, else on its own run.
+        clean: Their numbers that nothing disturbed: the job's steps rest on these, where there are any.
+        undisturbed: Their numbers that nothing is known to have disturbed: its start rests on these, as nobody watches a start.
         resolutions: What the job, held against itself, shows of the machine; empty unless that was asked for.
         unresolved: Why it shows nothing, where that was asked for.
+        ended: Whether the command was ended while it ran, by the user or by the system.
     """
 
     plan: RunPlan
@@ -48,8 +50,10 @@ class JobReport:
     trials: tuple[tuple[RunPlan, RunResult], ...] = ()
     strayed: tuple[int, ...] = ()
     clean: tuple[int, ...] = ()
+    undisturbed: tuple[int, ...] = ()
     resolutions: tuple[Resolution, ...] = ()
     unresolved: str = ""
+    ended: bool = False
 
 
 @dataclass(frozen=True)

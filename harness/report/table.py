@@ -82,9 +82,28 @@ def step_times(job: JobReport) -> list[float]:
 
 
 def launches(job: JobReport) -> list[JobReport]:
-    """Return the launches that a job's numbers rest on: those that nothing disturbed of a comparison, else its own run."""
-    found = [(plan, result) for plan, result in job.trials if plan.trial and plan.trial.order in job.clean]
-    return [dataclasses.replace(job, plan=plan, result=result) for plan, result in found] or [job]
+    """Return the launches that a job's steps rest on: its own run, or of a comparison those that nothing disturbed.
+
+    Where there is none of these, it is all that ended well, which :func:`mark` then says; none where training strayed.
+    """
+    return _trials(job, job.clean or job.undisturbed) if job.trials else [job]
+
+
+def starts(job: JobReport) -> list[JobReport]:
+    """Return the same of its start, for which it does not matter how long the steps were."""
+    return _trials(job, job.undisturbed) if job.trials else [job]
+
+
+def _trials(job: JobReport, chosen: Sequence[int]) -> list[JobReport]:
+    done = [(plan, result) for plan, result in job.trials if result.status == "ok" and not job.strayed]
+    found = [(plan, result) for plan, result in done if plan.trial and plan.trial.order in chosen]
+    return [dataclasses.replace(job, plan=plan, result=result) for plan, result in found or done]
+
+
+def mark(job: JobReport, of_start: bool = False) -> str:
+    """Return what stands after a number that rests on launches which were disturbed, or are too short to tell."""
+    sound = job.undisturbed if of_start else job.clean
+    return " !" if not sound and job.trials and launches(job) else ""
 
 
 def step_s(job: JobReport) -> float:
@@ -97,7 +116,7 @@ def typical_step_s(job: JobReport) -> tuple[float, float]:
     if job.result.status != "ok":
         # Steps up to a failure are no measurement.
         return math.nan, math.nan
-    runs = [step_times(one) for one in launches(job)]
+    runs = [times for one in launches(job) if (times := step_times(one))]
     values = runs[0] if len(runs) == 1 else [stats.median(times) for times in runs]
     return (stats.median(values) if values else math.nan, stats.spread(values) if len(values) > 1 else math.nan)
 
@@ -116,8 +135,9 @@ def first_step_s(job: JobReport) -> float:
 
 
 def typical_first_step_s(job: JobReport) -> float:
-    """Return the same, as the median over launches where there are several."""
-    return stats.median([first_step_s(one) for one in launches(job)])
+    """Return the same, as the median over launches where there are several; NaN where there is none."""
+    found = [first_step_s(one) for one in starts(job)]
+    return stats.median(found) if found else math.nan
 
 
 def wall_s(job: JobReport) -> float:
@@ -176,9 +196,14 @@ def step_cells(jobs: Sequence[JobReport]) -> list[str]:
     spreads = ["" if math.isnan(around) else f"{around * factor:.{decimals}f}" for _, around in found]
     width = max((len(text) for text in spreads), default=0)
     return [
-        "" if math.isnan(centre) else _with_spread(grouped(centre * factor, decimals), around.rjust(width), unit)
-        for (centre, _), around in zip(found, spreads, strict=True)
+        "" if math.isnan(centre) else _with_spread(grouped(centre * factor, decimals), around.rjust(width), unit) + mark(job)
+        for job, (centre, _), around in zip(jobs, found, spreads, strict=True)
     ]
+
+
+def _first_step_cells(jobs: Sequence[JobReport]) -> list[str]:
+    cells = in_unit([typical_first_step_s(job) for job in jobs], 1.0, "s")
+    return [f"{cell}{mark(job, of_start=True)}" if cell else "" for job, cell in zip(jobs, cells, strict=True)]
 
 
 def _with_spread(centre: str, around: str, unit: str) -> str:
@@ -188,7 +213,7 @@ def _with_spread(centre: str, around: str, unit: str) -> str:
 def speed_cell(job: JobReport, short: bool = False) -> str:
     """Return what is claimed of a job's speed; from one launch each, the ratio and that nothing is claimed."""
     if job.result.status != "ok":
-        return "failed"
+        return _end(job)
     if job.baseline == job.plan.job:
         return "baseline"
     return ratio_cell(job.speed, short)
@@ -197,7 +222,7 @@ def speed_cell(job: JobReport, short: bool = False) -> str:
 def start_cell(job: JobReport) -> str:
     """Return what is claimed of a job's start-up against the rival's; from one launch each, nothing."""
     if job.start is None:
-        return "" if job.result.status == "ok" else "failed"
+        return "" if job.result.status == "ok" else _end(job)
     return job.start.label
 
 
@@ -206,7 +231,8 @@ def ratio_cell(speed: PerformanceVerdict | None, short: bool = False) -> str:
     if speed is None:
         return "not compared"
     if speed.pairs == 1 and speed.ratio is not None:
-        return f"{1 / speed.ratio:.2f}x {'*' if short else '(1 launch: no claim)'}"
+        rests_on = "1 clean pair" if speed.left_out else "1 launch"
+        return f"{1 / speed.ratio:.2f}x {'*' if short else f'({rests_on}: no claim)'}"
     return speed.label
 
 
@@ -215,10 +241,14 @@ def verified_cell(job: JobReport) -> str:
     if job.correctness is not None and job.correctness.failed is not None:
         return f"FAILED {job.correctness.failed.name}"
     if job.result.status != "ok":
-        return f"{job.correctness.label}, then failed" if job.correctness is not None else "failed, not checked"
+        return f"{job.correctness.label}, then {_end(job)}" if job.correctness is not None else f"{_end(job)}, not checked"
     if job.identical_to is not None:
         return f"identical to job {job.identical_to}"
     return job.correctness.label if job.correctness is not None else "not checked"
+
+
+def _end(job: JobReport) -> str:
+    return "ended" if job.ended else "failed"
 
 
 # The table
@@ -267,7 +297,7 @@ def sweep_table(sweep: SweepReport, short: bool = False) -> Table:
     rates = [samples_per_s(job) for job in jobs]
     places = 0 if max((r for r in rates if not math.isnan(r)), default=0) >= 100 else 1
     columns += [
-        ("first step", True, in_unit([typical_first_step_s(job) for job in jobs], 1.0, "s")),
+        ("first step", True, _first_step_cells(jobs)),
         ("start", True, [start_cell(job) for job in jobs]),
         ("step", True, step_cells(jobs)),
         ("samples/s", True, ["" if math.isnan(rate) else grouped(rate, places) for rate in rates]),

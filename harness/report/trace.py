@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from harness.compare.phases import Phase, phases
@@ -28,6 +29,14 @@ class Trace:
             if paths:
                 traces = {rank: json.loads(path.read_text()) for rank, path in paths.items()}
                 write_json(run.whole_trace, merged(traces, phases_of(job), job.result.marks.get("called", 0.0)))
+
+
+def trace_of(job: JobReport) -> Path | None:
+    """Return the trace of a job that was profiled: of all ranks, or of the first where nobody has joined them; else None."""
+    run = RunDir(job.folder)
+    paths = [run.whole_trace, *(run.trace(rank.rank) for rank in job.result.ranks)]
+    profiled = job.plan.train is not None and job.plan.train.profile
+    return next((path for path in paths if path.exists()), None) if profiled else None
 
 
 Span = tuple[str, float, float]

@@ -177,6 +177,20 @@ def deaf():
     for_ever()
 
 
+def stubborn():
+    signal.signal(signal.SIGTERM, lambda number, frame: tell("stopping"))
+    tell("ready")
+    for_ever()
+
+
+def talk():
+    """Print a line that no pipe takes whole, then more for 4 s."""
+    print("x" * 100_000)
+    for _ in range(80):
+        print("talking")
+        time.sleep(0.05)
+
+
 def for_ever():
     tell("waiting")
     while True:
@@ -249,14 +263,18 @@ BEHAVIOUR = {
     "sys.exit(3)": lambda: sys.exit(3),
     "sys.exit(256)": lambda: sys.exit(256),
     "sys.exit(text)": lambda: sys.exit("no such file"),
+    "os._exit(3) when told": lambda: (wait_for(RUN / "go"), os._exit(3)),
     "os._exit(7)": lambda: os._exit(7),
     "kill -9": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "lines and exit when 1 waits": lambda: (wait_for(RUN / "waiting-1"), lines(), os._exit(1)),
     "lines and wait": lambda: (lines(), for_ever()),
+    "long line and wait": lambda: (print("x" * 100_000), for_ever()),
     "lines": lines,
     "for ever": for_ever,
     "deaf": deaf,
+    "stubborn": stubborn,
+    "talk": talk,
     "child process": child_process,
     "threads": threads,
     "listen": listen,

@@ -7,16 +7,21 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.environ import RankEnvironment
 from harness.launchers import pool
 from harness.launchers.base import OwnProcess
+from harness.launchers.scratch import Scratch
 from harness.launchers.spawn import SpawnLauncher
+from harness.rank import conclude
 from harness.record import RunResult
+from harness.recorder import Recorder
 from harness.rundir import RunDir
 from harness.sweep import run_job
 from tests.launchers.starting import ECHO, STARTS, Echo, echo_plan
@@ -192,6 +197,57 @@ def test_killed_rank_leaves_no_data_loader_workers(how: str, echo: Echo) -> None
     assert wait_until(lambda: not printing_into(echoed.run.path), 2), printing_into(echoed.run.path)
 
 
+def test_ranks_are_not_silent_while_what_they_said_is_being_shown(echo: Echo) -> None:
+    class Slow:
+        shown = 0
+
+        def event(self, rank: int, event: object) -> None: ...
+
+        def output(self, line: str) -> None:
+            time.sleep(3.0 if not self.shown else 0.0)
+            self.shown += 1
+
+    folder, slow = RunDir(echo("spawn", {"*": "nothing"}).run.path.with_name("talked")), Slow()
+    assert run_job(echo_plan("spawn", {"*": "talk"}, timeout_s=2.5), folder, slow).status == "ok"
+    assert slow.shown == 81
+
+
+def test_full_disk_leaves_word_of_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_a_part(path: Path, content: bytes) -> None:
+        path.open("wb").close()
+        raise OSError(28, "No space left on device")
+
+    run = RunDir(tmp_path)
+    echo_plan("spawn", {}).write(run)
+    monkeypatch.setattr(Path, "write_bytes", write_a_part)
+    for work, said in [(lambda: 5, "what the task returned (5 bytes) cannot be written: No space left"), (throw, "bad batch")]:
+        with Recorder(run.records(0)) as record:
+            assert conclude(work, run, RankEnvironment(), record) == 1
+        assert said in run.events(0)[-1]["failure"]["message"]
+    assert not list(tmp_path.glob(".*.aside"))
+
+
+def throw() -> None:
+    raise ValueError("bad batch")
+
+
+def test_server_ends_by_itself_where_a_copy_holds_its_socket() -> None:
+    launcher = SpawnLauncher()
+    server = launcher.warm()
+    server.probe()
+    copy = os.dup(server.fileno())
+    launcher.close()
+    os.close(copy)
+    assert server._child.returncode == 0
+
+
+def test_scratch_needs_no_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    scratch = Scratch()
+    scratch.close()
+    assert not scratch.path.exists()
+
+
 def test_dead_server_fails_its_run_and_is_replaced(echo: Echo) -> None:
     class Killer:
         def event(self, rank: int, event: object) -> None:
@@ -205,6 +261,10 @@ def test_dead_server_fails_its_run_and_is_replaced(echo: Echo) -> None:
     folder = RunDir(echo("spawn", {"*": "nothing"}).run.path.with_name("killed"))
     result = run_job(echo_plan("spawn", {"*": "for ever"}), folder, Killer())
     assert result.status == "failed" and result.signal == 9
+    died = (
+        r"^the process that rank [01] of 2 was forked from was killed by signal 9 \(SIGKILL\)\. The kernel does so when memory"
+    )
+    assert re.search(died, result.message)
     assert echo("spawn", {"*": "nothing"}).result.status == "ok"
 
 

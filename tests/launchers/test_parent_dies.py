@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,15 +21,17 @@ from tests.processes import alive, descendants, wait_until
 pytestmark = pytest.mark.ranks
 
 PROGRAM = """
-import sys
+import json, sys
 from harness.launchers import pool
 from harness.launchers.signals import Interrupted
+from harness.request import Console
 from harness.rundir import RunDir
 from harness.sweep import run_job
 from tests.launchers.starting import echo_plan
 
 try:
-    run_job(echo_plan(sys.argv[1], {"*": sys.argv[3]}), RunDir(sys.argv[2]))
+    run_job(echo_plan(sys.argv[1], json.loads(sys.argv[3]), **json.loads(sys.argv[4])), RunDir(sys.argv[2]), Console())
+    (RunDir(sys.argv[2]).path / "went on").touch()
 except Interrupted as interruption:
     pool.close_all()
     sys.exit(128 + interruption.number)
@@ -49,8 +53,35 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     assert wait_until(lambda: not list((tmp_path / "tmp").glob("harness-*")), 5), list((tmp_path / "tmp").glob("*/**"))
 
 
-def command(how: str, folder: Path, behaviour: str) -> list[str]:
-    return [sys.executable, "-c", PROGRAM, how, str(folder / "run"), behaviour]
+def command(how: str, folder: Path, behaviour: str | Mapping[str, str], **settings: object) -> list[str]:
+    behaviours = {"*": behaviour} if isinstance(behaviour, str) else behaviour
+    return [sys.executable, "-c", PROGRAM, how, str(folder / "run"), json.dumps(behaviours), json.dumps(settings)]
+
+
+def start_quickly(
+    folder: Path, behaviour: str | Mapping[str, str], stdout: int | None = None, stderr: int | None = None, **settings: object
+) -> subprocess.Popen[bytes]:
+    """Start a parent without waiting for its ranks."""
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp")}
+    parent = subprocess.Popen(command("launch", folder, behaviour, **settings), env=environment, stdout=stdout, stderr=stderr)
+    _parents.append(parent)
+    return parent
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Return both ends of a pipe that holds one page."""
+    ends = os.pipe()
+    fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def is_full(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return not poll.poll(0)
 
 
 def start(how: str, folder: Path, behaviour: str = "workers", ignore: bool = False) -> tuple[subprocess.Popen[bytes], set[int]]:
@@ -142,6 +173,46 @@ def test_deaf_ranks_are_gone_as_well(folder: Path) -> None:
     parent.send_signal(signal.SIGTERM)
     assert parent.wait(5) == 143
     assert_gone(below)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_while_ranks_are_stopped_after_a_failure(number: int, folder: Path) -> None:
+    parent = start_quickly(folder, {"0": "stubborn", "1": "raise when 0 is ready"}, grace_s=100.0)
+    assert wait_until((folder / "run" / "stopping-0").exists, 60)
+    below = set(descendants(parent.pid))
+    parent.send_signal(number)
+    assert parent.wait(5) == 128 + number
+    assert_gone(below)
+    assert not (folder / "run" / "went on").exists()
+
+
+@pytest.mark.parametrize("behaviour", ["lines and wait", "long line and wait"])
+@pytest.mark.parametrize("both", [False, True])
+def test_signal_while_nobody_reads(behaviour: str, both: bool, folder: Path, pipe: tuple[int, int]) -> None:
+    parent = start_quickly(folder, behaviour, stdout=pipe[1], stderr=pipe[1] if both else None)
+    assert wait_until(lambda: (folder / "run" / "waiting-1").exists() and is_full(pipe[1]), 60)
+    below = set(descendants(parent.pid))
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(5) == 143
+    assert_gone(below)
+
+
+def test_failure_while_nobody_reads(folder: Path, pipe: tuple[int, int]) -> None:
+    parent = start_quickly(folder, {"0": "lines and wait", "1": "os._exit(3) when told"}, stdout=pipe[1])
+    run = RunDir(folder / "run")
+    assert wait_until(lambda: (run.path / "waiting-0").exists() and is_full(pipe[1]), 60)
+    below = set(descendants(parent.pid))
+    (run.path / "go").touch()
+    pid = run.events(0)[0]["pid"]
+    assert pid in below and wait_until(lambda: not alive(pid), 20)
+    assert parent.poll() is None
+    read = b""
+    while not read.endswith(b"rank 0 line 999\n"):
+        read += os.read(pipe[0], 4096)
+    assert read.decode().splitlines() == [f"rank 0 line {number}" for number in range(1000)]
+    assert parent.wait(20) == 0
+    result = json.loads(run.result.read_text())
+    assert (result["failed_rank"], result["exit_code"]) == (1, 3)
 
 
 def test_signal_while_the_warm_server_starts(folder: Path) -> None:
