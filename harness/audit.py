@@ -28,7 +28,7 @@ from harness.faults.inject import seated, trainers
 from harness.faults.seams import DoesNotApply
 from harness.faults.table import FAULTS
 from harness.gradients import clip_, gradient_values
-from harness.loader import collate_of, epoch_batches, to_device
+from harness.loader import collate_of, epoch_batches, fetch, to_device
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe, make_scheduler
 from harness.record import FORMAT
@@ -198,7 +198,7 @@ def _train_alone(plan: TrainPlan, dataset: Any, device: torch.device, steps: int
     scheduler = make_scheduler(recipe, optimizer, plan.steps or _num_steps(recipe, plan, len(dataset)))
     for batch in batches:
         optimizer.zero_grad()
-        samples = to_device(collate_of(recipe)([dataset[number] for number in batch]), device, DTYPES[plan.precision])
+        samples = to_device(collate_of(recipe)(fetch(dataset, batch)), device, DTYPES[plan.precision])
         narrow = plan.precision == "bfloat16"
         with torch.autocast(device.type, torch.bfloat16) if narrow else nullcontext():
             loss = recipe.loss(model, samples)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from harness.batchnorm import SyncBatchNorm, has_local_statistics, with_fixed_statistics
 from harness.capture import Capture, Captured
@@ -116,7 +116,7 @@ class Verification:
             deterministic=self._plan.deterministic,
             sync_bn=self._plan.sync_bn,
             has_batch_norm=has_batch_norm,
-            batch_norm_buffers=buffers_of(trainer.model, _BatchNorm),
+            batch_norm_buffers=buffers_of(trainer.model, _NormBase),
             synchronised=buffers_of(trainer.model, SyncBatchNorm),
             data_goes_on=self._data_goes_on(shares),
             uses_random=self._uses_random,

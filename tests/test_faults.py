@@ -583,6 +583,28 @@ class Together(Drawn):
         return [Drawn.__getitem__(self, number) for number in numbers]
 
 
+class Windows(torch.utils.data.Dataset):
+    """Cuts a window out of a long series wherever its own generator says, whatever the number of the sample."""
+
+    def __init__(self, series, count):
+        self.series, self.count, self.places = series, count, numpy.random.default_rng(1337)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        begin = int(self.places.integers(0, len(self.series) - 5))
+        return 0, self.series[begin : begin + 4], self.series[begin + 4]
+
+
+class SameWindows(toys.Points):
+    def dataset(self):
+        return Windows(toys.numbers(500).to(self.dtype), self.count)
+
+    def eval_dataset(self):
+        return super().dataset()
+
+
 class Flips(toys.Points):
     """Reads samples that are flipped at random, and works in place on them."""
 
@@ -593,6 +615,9 @@ class Flips(toys.Points):
     def dataset(self):
         _ids, x, y = super().dataset().tensors
         return self.kind(x, y, self.own)
+
+    def eval_dataset(self):
+        return super().dataset()
 
     def loss(self, model, batch):
         _ids, x, y = batch
@@ -732,6 +757,7 @@ USERS = {
     "loss times ranks by a bound name": (mine("AsksByBoundName", what="loss"), {"R7", "R8"}),
     "lr times ranks by a bound name": (mine("AsksByBoundName", what="lr"), {"R5"}),
     "a schedule by the number of ranks": (mine("AsksByBoundName", what="schedule"), {"R5"}),
+    "windows of one series, the same on all ranks": (mine("SameWindows", count=48), {"R11"}),
     "normalised, beside a narrow log": (mine("Logs"), {"R7", "R8"}),
 }
 
@@ -803,7 +829,14 @@ CORRECT = {
 }
 
 
-NOT_PROVEN = {"a centre of its own"}
+NOT_PROVEN = {
+    "a centre of its own",
+    "remembers what it has seen",
+    "cannot run in float64",
+    "synchronised in part",
+}
+"""Correct runs of which the whole batch in one process says nothing."""
+
 
 # --- in the ranks ----------------------------------------------------------------------------------------------------
 
@@ -847,7 +880,9 @@ def correct(settings):
 
 
 def users(recipe):
-    return lambda seat, folder: taken(plan_of(compare="full", recipe=recipe), seat, folder)
+    # As many for each rank where the samples are to be the same.
+    size = 12 if recipe["count"] == 48 else BATCH
+    return lambda seat, folder: taken(plan_of(compare="full", recipe=recipe, global_batch_size=size), seat, folder)
 
 
 def wavering(by, name="Wavering"):

@@ -116,7 +116,7 @@ def test_pictures_are_of_the_launches_that_verdicts_are_of():
     assert "Medians: job 0: 10.3 ms; job 1: 15.5 ms" in found["step-times"].alt
     names = [label.get_text() for label in axes_of(found["start-up"]).get_yticklabels()]
     assert names == ["spawn, 2 ranks (6 launches)", "launch, 2 ranks (6 launches)"]
-    assert "warm server (its own start, for which job 0 waited" in axes_of(found["start-up"]).get_xlabel()
+    assert "under spawn from a warm server (its own start is not included)" in axes_of(found["start-up"]).get_xlabel()
 
 
 def test_oversubscribed_jobs_are_hollow_and_said_so():

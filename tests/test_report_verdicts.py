@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 
+from harness import hydra_jobs
 from harness.compare.correctness import Verdict
 from harness.hydra_jobs import JobFailed, fail_the_red
+from harness.launchers.signals import Interrupted
 from harness.report.build import sweep_report
-from harness.report.folder import read_sweep
+from harness.report.folder import SweepDir, read_sweep
 from harness.rundir import RunDir
 from harness.sweep import Job
 from tests.reports import MACHINE, failed_result, job_of, recorded, with_trial, with_trials
@@ -56,6 +59,21 @@ def test_launchers_that_train_differently_are_red_and_fail_the_job(tmp_path):
     assert [answer.status == JobStatus.FAILED for answer in returns] == [number == job for number in range(4)]
     with pytest.raises(JobFailed, match="R10"):
         _ = returns[job].return_value
+
+
+def test_who_ends_a_sweep_is_told_how_to_see_what_was_done(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hydra_jobs.pool, "close_all", lambda: None)
+    before = signal.getsignal(signal.SIGINT)
+    for folder, hint in ((recorded("four_jobs", tmp_path), True), (tmp_path / "none", False)):
+        with pytest.raises(SystemExit) as ended:
+            hydra_jobs._leave(Interrupted(signal.SIGINT), SweepDir(folder))
+        said = f"\nended by SIGINT: all ranks were stopped.{HINT if hint else ''}\n"
+        assert (ended.value.code, capsys.readouterr().err) == (130, said)
+    signal.signal(signal.SIGINT, before)
+
+
+HINT = " What was done is shown by: python -m harness.compare outputs/2026-11-30/four_jobs"
 
 
 def test_a_launch_for_a_comparison_that_failed_fails_its_job():

@@ -85,7 +85,8 @@ def test_a_signal_ends_a_run_with_its_status_and_leaves_nothing(
         parent.kill()
         parent.wait()
     assert parent.returncode == 128 + number
-    assert said.endswith(f"ended by {signal.Signals(number).name}: all ranks were stopped.\n") and "Traceback" not in said
+    assert f"ended by {signal.Signals(number).name}: all ranks were stopped." in said and "Traceback" not in said
+    assert said.endswith(" What was done is shown by: python -m harness.compare out\n")
     assert len(below) >= 4 and wait_until(lambda: not any(map(alive, below)), 5)
     assert wait_until(lambda: not list((tmp_path / "tmp").glob("harness-*")), 5)
     assert not [path for path in job.path.iterdir() if path.name.startswith(".") and path.name != ".hydra"]

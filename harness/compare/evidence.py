@@ -92,7 +92,7 @@ class Evidence(TypedDict):
     deterministic: bool
     sync_bn: bool
     has_batch_norm: bool
-    batch_norm_buffers: NotRequired[list[str]]
+    batch_norm_buffers: NotRequired[list[str]]  # and of InstanceNorm: each rank keeps those of its own batches, as is known
     synchronised: NotRequired[list[str]]  # buffers of synchronised layers, equal on all ranks; absent: all, with sync_bn
     data_goes_on: NotRequired[bool]  # the data set has generators of its own, which the verification has drawn from
     uses_random: bool  # a forward pass draws random numbers (dropout)

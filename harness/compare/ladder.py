@@ -203,6 +203,7 @@ def _in_buffers_and_rng(evidence: Evidence, steps: Sequence[StepEvidence], have_
     for previous, step in _pairs(steps):
         if have_streams:
             yield from links.in_streams(evidence, step)
+        yield from links.in_drawn_samples(evidence, step)
         yield from links.in_kept_buffers(evidence, previous, step)
         yield from links.in_buffers(evidence, step)
 

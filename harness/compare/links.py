@@ -215,6 +215,17 @@ def in_streams(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
                 yield Mismatch(f"it draws the random numbers of rank {other}", "rng", step["step"], rank)
 
 
+def in_drawn_samples(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
+    """R11: ranks that loaded the very samples of another, of other numbers, from a data set that no reading comes to again."""
+    if step["replayed_batches"] is not None:
+        return
+    first: dict[str, int] = {}
+    for rank, (batch, losses) in enumerate(zip(step["batches"], step["losses"], strict=True)):
+        other = first.setdefault(batch, rank) if losses else rank
+        if other != rank:
+            yield Mismatch(f"its samples are those of rank {other}, though their numbers are not", "batch", step["step"], rank)
+
+
 def in_kept_buffers(evidence: Evidence, previous: StepEvidence | None, step: StepEvidence) -> Iterator[Mismatch]:
     """R11: buffers before the step that are neither what the last step left on this rank, nor rank 0's of it."""
     number = step["step"]

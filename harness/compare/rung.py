@@ -156,7 +156,8 @@ _ABOUT: Mapping[str, _About] = {
     ),
     "R11": _About(
         "buffers and RNG", "bits", None,
-        "BatchNorm's statistics or settings on a rank are not the others', or ranks draw the same dropout masks",
+        "BatchNorm's statistics or settings on a rank are not the others', ranks draw the same dropout masks, or a generator "
+        "of the data set's own is seeded alike on all ranks",
     ),
     "R12": _About(
         "resume", "bits", None,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from harness.digest import value_digest
 from harness.errors import ConfigError
 from harness.faults.table import FAULTS
-from harness.loader import collate_of, to_device
+from harness.loader import collate_of, fetch, to_device
 from harness.sparse import sparse_tables
 from harness.state import random_states, undisturbed_random
 from harness.trainer import Trainer
@@ -160,7 +160,7 @@ def tried(trainer: Trainer) -> Tried:
 
 
 def _try(trainer: Trainer, mine: Sequence[int]) -> tuple[float, bool]:
-    samples = collate_of(trainer.recipe)([trainer.dataset[number] for number in mine])
+    samples = collate_of(trainer.recipe)(fetch(trainer.dataset, mine))
     before = value_digest(random_states())
     loss = trainer.recipe.loss(copy.deepcopy(trainer.model).train(), to_device(samples, trainer.seat.device, trainer.dtype))
     share = float(loss[1]) if isinstance(loss, tuple) else float(len(mine))

@@ -16,7 +16,7 @@ from harness.compare.chains import OBSERVING
 from harness.compare.phases import Phase
 from harness.report import table as tables
 from harness.report.grids import fault_matrix, ladder
-from harness.report.marks import oversubscribed, server_wait, thinned, typical_start_up
+from harness.report.marks import of_server, oversubscribed, thinned, typical_start_up
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.theme import BLUE, GREY, ORANGE, RED, SKY, Drawing, figure, line, shorten, styled
 
@@ -115,7 +115,7 @@ def start_up(sweep: SweepReport) -> Drawing | None:
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set(
-        xlabel=f"seconds from the call to the end of the first step (median over launches){_of_server(sweep)}",
+        xlabel=f"seconds from the call to the end of the first step (median over launches)\n{of_server(sweep.jobs)}".rstrip(),
         title="Start-up: launcher plain + framework hatched",
         xlim=(0, 1.35 * max(sum(phase.seconds for phase in phases) for phases in stacks.values())),
     )
@@ -130,12 +130,6 @@ def start_up(sweep: SweepReport) -> Drawing | None:
 
 def _launches(count: int) -> str:
     return f"{count} launch{'es' if count > 1 else ''}"
-
-
-def _of_server(sweep: SweepReport) -> str:
-    waited = server_wait(sweep.jobs)
-    said = "\nspawn from a warm server (its own start, for which job {} waited {:.2f} s, once per command, is not included)"
-    return said.format(*waited) if waited else ""
 
 
 def _phase_colours(phases: Sequence[Phase]) -> dict[tuple[str, str], str]:

@@ -13,6 +13,8 @@ from harness.report.sweep_report import JobReport
 OF_PARENT = {"called": "called", "process exists": "started", "returned": "returned"}
 """Phase -> the parent's mark at its end."""
 
+LEAST_WAIT_S = 0.01
+"""A shorter wait for the warm server is none: launches differ by as much."""
 LAST_OF_START = "first step"
 
 
@@ -60,6 +62,16 @@ def server_wait(jobs: Sequence[JobReport]) -> tuple[int, float] | None:
     ready = [found for job in served for _, result in job.trials if (found := _until_started(result)) is not None]
     own = _until_started(served[0].result) if served else None
     return (served[0].plan.job, max(0.0, own - stats.median(ready))) if ready and own is not None else None
+
+
+def of_server(jobs: Sequence[JobReport]) -> str:
+    """Return what the starts of launches under spawn leave out, in words; empty where there are none."""
+    waited = server_wait(jobs)
+    if waited is None:
+        return ""
+    number, seconds = waited
+    how_long = f", for which job {number} waited {seconds:.2f} s, once per command," if seconds >= LEAST_WAIT_S else ""
+    return f"under spawn from a warm server (its own start{how_long} is not included)"
 
 
 def _until_started(result: RunResult) -> float | None:

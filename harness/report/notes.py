@@ -11,7 +11,7 @@ from harness.compare.correctness import Rung, Verdict
 from harness.compare.performance import PerformanceVerdict
 from harness.report.bandwidth import crowded_bandwidth
 from harness.report.build import may_pair
-from harness.report.marks import server_wait
+from harness.report.marks import of_server
 from harness.report.rungs import place
 from harness.report.sweep_report import JobReport, SweepReport
 from harness.report.table import launches, mark, ranges, state, step_times
@@ -145,9 +145,7 @@ def measured_by(jobs: Sequence[JobReport]) -> list[str]:
     if not several:
         return []
     said = f"First step, step and samples/s of job {ranges(several)} are of launches for the comparison, which verify nothing"
-    if waited := server_wait(jobs):
-        start = f"its own start, for which job {waited[0]} waited {waited[1]:.2f} s, once per command, is not included"
-        said += f", under spawn from a warm server ({start})"
+    said += f", {served}" if (served := of_server(jobs)) else ""
     own = [job.plan.job for job in jobs if job.plan.train is not None and not job.trials and job.result.status == "ok"]
     said += f"; those of job {ranges(own)} are of {'its own run' if len(own) == 1 else 'their own runs'}" if own else ""
     return [f"{said}."]
