@@ -14,7 +14,6 @@ from itertools import count, islice
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.compare.audit import CORRECT, Trial, audit_lines, audit_table
@@ -28,6 +27,7 @@ from harness.faults.inject import seated, trainers
 from harness.faults.seams import DoesNotApply
 from harness.faults.table import FAULTS
 from harness.gradients import clip_, gradient_values
+from harness.group import from_rank_0
 from harness.loader import collate_of, epoch_batches, fetch, to_device
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, make_recipe, make_scheduler
@@ -102,7 +102,7 @@ class Trials:
 
             evidence = Verification(self._rank, plan, kept, seat).run()
         trial = self._trial(plan, evidence, made[0]) if self._seat.rank == 0 else None
-        return trial, bool(self.tell(trial is not None and trial.fired is not None))
+        return trial, bool(from_rank_0(trial is not None and trial.fired is not None))
 
     def _trial(self, plan: TrainPlan, evidence: Evidence | None, trainer: Trainer) -> Trial:
         assert evidence is not None
@@ -126,13 +126,6 @@ class Trials:
                 self._alone[key] = train_alone(plan, self._dataset, self._seat.device, steps)
         return self._alone[key]
 
-    def tell(self, value: Any) -> Any:
-        """Return rank 0's value on all ranks."""
-        values: list[Any] = [value]
-        if self._seat.world_size > 1:
-            dist.broadcast_object_list(values, 0)
-        return values[0]
-
 
 def audit(rank: Rank, trials: Trials, seat: Seat) -> None:
     """Inject every fault that applies, verify correct runs of other seeds, and write down and show what they came to.
@@ -152,7 +145,7 @@ def audit(rank: Rank, trials: Trials, seat: Seat) -> None:
     if seat.rank == 0:
         write_json(rank.run.audit, data)
         rank.record.log("INFO", "\n".join(["What the checks catch:", *audit_lines(data)]))
-    said = trials.tell("; ".join(wrong))
+    said = from_rank_0("; ".join(wrong))
     if said and plan.on_mismatch == "stop":
         raise Mismatch(f"The checks are wrong about this training. {said}.", is_consequence=seat.rank != 0)
 

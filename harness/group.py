@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from itertools import zip_longest
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,22 @@ def all_gather(tensor: Tensor, group: ProcessGroup | None) -> list[Tensor]:
     gathered = [torch.empty_like(tensor) for _ in range(world_size(group))]
     dist.all_gather(gathered, tensor, group=group)
     return gathered
+
+
+def from_rank_0(value: Any) -> Any:
+    """Return rank 0's value on all ranks; collective over the default group."""
+    values = [value]
+    if world_size(None) > 1:
+        dist.broadcast_object_list(values, 0)
+    return values[0]
+
+
+def from_all(value: Any) -> list[Any]:
+    """Return every rank's value, in rank order; collective over the default group."""
+    values: list[Any] = [value] * world_size(None)
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return values
 
 
 def require_one_model(model: nn.Module, group: ProcessGroup | None) -> None:

@@ -26,6 +26,11 @@ left is their rounding: up to 3.3 u of the whole gradient's norm in correct runs
 """
 
 
+def round_off(precision: str, gradients: Gradients) -> float:
+    """Return the unit round-off u = 2^-p of a run's precision, whose parameters have p significant bits, or of bfloat16."""
+    return torch.finfo(torch.bfloat16 if precision == "bfloat16" else dtype_of(gradients)).eps / 2
+
+
 # --- sums over ranks (R4) --------------------------------------------------------------------------------------------
 
 

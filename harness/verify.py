@@ -9,41 +9,35 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import pickle
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from harness.batchnorm import SyncBatchNorm, has_local_statistics, with_fixed_statistics
+from harness.batchnorm import SyncBatchNorm
 from harness.capture import Capture, Captured
-from harness.compare.bounds import MOST_IN_FLOAT64, MOST_IN_REPORT, MOST_LOSS_ERROR
+from harness.compare.bounds import MOST_IN_REPORT
 from harness.compare.evidence import Evidence, Mathematics, Partition, Schedule, StepEvidence
 from harness.compress import WIRE
 from harness.context import Rank
 from harness.digest import Digests, digests, gradient_digest, state_digests
-from harness.draws import ConstantDraws
 from harness.errors import Mismatch
 from harness.evaluate import eval_dataset_of, evaluate
-from harness.group import described_tensors, difference
-from harness.loader import collate_of, epoch_batches, fetch, load
-from harness.partition import evaluated, last_batch, partition_of, parts_of, require_one_data_set
+from harness.group import described_tensors, difference, from_all, from_rank_0
+from harness.loader import epoch_batches
+from harness.partition import evaluated, partition_of, parts_of, require_one_data_set
 from harness.plan import TrainPlan
 from harness.recipe import learning_rates
 from harness.record import FORMAT, ratio
 from harness.replay import Reference, Replayed, Shard, Unrepeatable
-from harness.rounding import Gradients, by_floor, dtype_of, excess_ratios, exchange_ratios, reduction_ratios
+from harness.rounding import Gradients, excess_ratios, exchange_ratios, reduction_ratios, round_off
 from harness.rundir import write_json
-from harness.shard import pieces, shard
-from harness.state import TrainingState, undisturbed_random, widened
+from harness.state import TrainingState, undisturbed_random
 from harness.trainer import Seat, Trainer
+from harness.whole import WholeBatch
 
 MakeTrainer = Callable[[TrainPlan], Trainer]
 Metrics = dict[str, list[float]]
@@ -78,10 +72,8 @@ class Verification:
         self._seat = seat
         self._shared = read_evidence(plan.reference) if seat.rank == 0 else None
         self._own_reference: Reference | None = None
-        self._states: list[TrainingState] = []
-        self._batches: list[Sequence[int]] = []
-        self._numbers: list[int] = []
-        self._not_whole = ""
+        self._taken: list[tuple[int, TrainingState, Sequence[int]]] = []
+        self._whole_batch = WholeBatch(plan, make_trainer, seat, lambda: self._reference(0), self._taken)
         self._random_data = False
 
     def run(self) -> Evidence | None:
@@ -89,8 +81,8 @@ class Verification:
         trainer = self._make_trainer(self._plan)
         self._model = trainer.model
         self._described = described_tensors(trainer.model)
-        birth = self._gather({**state_digests(trainer.model, trainer.optimizer), **digests(trainer.model.named_buffers())})
-        facts = self._gather({**trainer.facts(), "uncovered": uncovered(trainer)})
+        birth = from_all({**state_digests(trainer.model, trainer.optimizer), **digests(trainer.model.named_buffers())})
+        facts = from_all({**trainer.facts(), "uncovered": uncovered(trainer)})
         require_one_data_set([each["num_samples"] for each in facts], self._seat.rank)
         partition = self._partition(trainer)
         self._num_steps = trainer.num_steps
@@ -99,7 +91,7 @@ class Verification:
         shares = self._shares_all(birth, steps)
         why_not = self._why_no_mathematics(shares)
         own, wide = self._own_and_wide(shares, why_not)
-        why_not = why_not or self._not_whole
+        why_not = why_not or self._whole_batch.why_not
         twice = self._without_capture(steps) if self._plan.compare != "quick" else None
         if self._random_data and self._plan.num_workers == 0:
             # A data set with generators of its own does not come to the same samples again.
@@ -198,7 +190,7 @@ class Verification:
     def _shares_all(self, birth: list[Digests], steps: list[StepEvidence]) -> bool:
         """Return True, on all ranks, where the shared evidence stands for all of this run's."""
         same = self._shared is not None and self._shared["birth"] == birth and self._own_reference is None and bool(steps)
-        return bool(self._tell(same))
+        return bool(from_rank_0(same))
 
     # --- the steps ---------------------------------------------------------------------------------------------------
 
@@ -207,15 +199,13 @@ class Verification:
         self._uses_random = False
         found = []
         for number in range(trainer.num_steps):
-            if len(self._states) == STEPS[self._plan.compare]:
+            if len(self._taken) == STEPS[self._plan.compare]:
                 break
             captured, state = capture.take()
             if captured.skipped:
                 # on_nonfinite=skip: nothing was learnt from this batch, on any rank.
                 continue
-            self._states.append(state)
-            self._batches.append(captured.ids)
-            self._numbers.append(number)
+            self._taken.append((number, state, captured.ids))
             ranks = self._exchange(captured)
             if self._seat.rank == 0:
                 with undisturbed_random():
@@ -230,7 +220,7 @@ class Verification:
         if twin is not None:
             self._uses_random = bool(self._shared and self._shared["uses_random"])
             return twin
-        reference = self._reference(len(self._states) - 1)
+        reference = self._reference(len(self._taken) - 1)
         replayed, why_not = self._replay(ranks, state, reference)
         first = ranks[0]
         items = _items(ranks)
@@ -290,11 +280,8 @@ class Verification:
             if other.drew_random or other.exchanged or self._plan.precision == "float64":
                 return None
             exact = reference.exact_shard(state, self._shard(mine))
-            found += excess_ratios(mine.local, other.gradients, exact, self._round_off(mine.local)).values()
+            found += excess_ratios(mine.local, other.gradients, exact, round_off(self._plan.precision, mine.local)).values()
         return max(found, default=None)
-
-    def _round_off(self, gradients: Gradients) -> float:
-        return torch.finfo(torch.bfloat16 if self._plan.precision == "bfloat16" else dtype_of(gradients)).eps / 2
 
     @staticmethod
     def _movement(captured: Captured, state: TrainingState, moved: list[str]) -> dict[str, list[bool]]:
@@ -316,7 +303,7 @@ class Verification:
         pairs = []
         taken = trainer.steps()
         by_number = {step["step"]: step for step in steps}
-        for number in range(self._numbers[-1] + 1 if self._numbers else 0):
+        for number in range(self._taken[-1][0] + 1 if self._taken else 0):
             trainer.step(*next(taken))
             if number in by_number:
                 pairs.append([by_number[number]["after"][0], state_digests(trainer.model, trainer.optimizer)])
@@ -328,7 +315,7 @@ class Verification:
         """Look at the sample numbers of whole epochs, as the ranks would take them."""
         epochs = range(min(EPOCHS, trainer.plan.epochs or EPOCHS))
         mine = [[(list(batch), list(trainer.shard(batch))) for batch in trainer.epoch_batches(epoch)] for epoch in epochs]
-        everybody = self._gather(mine)
+        everybody = from_all(mine)
         self._num_samples = trainer.num_samples
         self._grouped = self._own_batches(trainer, epochs)
         return partition_of(everybody, trainer.num_samples)
@@ -375,7 +362,7 @@ class Verification:
     def _schedule(self, trainer: Trainer, shares: bool) -> Schedule | None:
         """Compare all learning rates to come, which steps alone do not show, with those that one process declares."""
         number = min(trainer.num_steps, SCHEDULED)
-        everybody = self._gather(learning_rates(trainer.recipe, trainer.model, trainer.num_steps, number))
+        everybody = from_all(learning_rates(trainer.recipe, trainer.model, trainer.num_steps, number))
         if self._seat.rank != 0:
             return None
         if shares and self._shared is not None:
@@ -398,7 +385,7 @@ class Verification:
                 why_not = self._reference(0).why_not_whole
         elif not why_not and self._shared is not None:
             why_not = self._shared["not_mathematics"]
-        return str(self._tell(why_not))
+        return str(from_rank_0(why_not))
 
     def _own_and_wide(self, shares: bool, why_not: str) -> tuple[list[Mathematics] | None, list[Mathematics] | None]:
         """Return the mathematics in the run's own precision, and in float64; None for what is not run."""
@@ -407,117 +394,15 @@ class Verification:
         if why_not:
             return None, None
         is_wide = self._plan.precision == "float64"
-        own = None if is_wide else self._mathematics(self._plan, None)
+        whole = self._whole_batch
+        own = None if is_wide else whole.compare(self._plan, None)
         # Where a step is that coarse, its own precision hides too much.
         quick = self._plan.compare == "quick" and self._plan.precision != "bfloat16"
-        if self._not_whole or (not is_wide and quick):
+        if whole.why_not or (not is_wide and quick):
             return own, None
-        return own, self._mathematics(dataclasses.replace(self._plan, precision="float64"), torch.float64)
-
-    def _mathematics(self, plan: TrainPlan, dtype: torch.dtype | None) -> list[Mathematics] | None:
-        """Compare the ranks' gradient with the whole batch's, nothing being drawn, at the first two states."""
-        trainer = self._make_trainer(plan)
-        if dtype is not None:
-            trainer.loss_module.recipe = widened(trainer.recipe)
-        found = []
-        taken = list(zip(self._numbers, self._states, self._batches, strict=True))[:2]
-        for number, state, batch in [*taken, *((*taken[0][:2], batch) for batch in last_batch(trainer) if taken)]:
-            samples = self._same_samples(trainer.dataset, batch)
-            # One process first: what it cannot do, no rank is to begin.
-            whole = self._on_rank_0(partial(self._whole, state, batch, samples, dtype))
-            if self._not_whole:
-                return None
-            state.restore(trainer.model)
-            loss, gradients = self._gradient_of_ranks(trainer, batch, samples)
-            found.append(self._on_rank_0(partial(self._compare, number, loss, gradients, whole, dtype)))
-            if self._not_whole:
-                return None
-        return found if self._seat.rank == 0 else None
-
-    def _on_rank_0(self, work: Callable[[], Any]) -> Any:
-        """Return what work comes to on rank 0, and None elsewhere; where it cannot be done, all ranks learn why."""
-        found = None
-        if self._seat.rank == 0:
-            try:
-                with undisturbed_random():
-                    found = work()
-            except Unrepeatable as error:
-                self._not_whole = str(error)
-        self._not_whole = str(self._tell(self._not_whole))
-        return found
-
-    def _same_samples(self, dataset: Any, batch: Sequence[int]) -> Mapping[int, Any] | None:
-        """Return the samples of a batch as rank 0 reads them, on all ranks, where each reading comes to others."""
-        if not self._tell(self._seat.rank == 0 and self._reference(0).draws_samples):
-            return None
-        read = self._on_rank_0(lambda: _sendable(dict(zip(batch, fetch(dataset, batch), strict=True))))
-        return dict(self._tell(read) or {})
-
-    def _gradient_of_ranks(
-        self, trainer: Trainer, batch: Sequence[int], samples: Mapping[int, Any] | None
-    ) -> tuple[float, Gradients]:
-        mine = trainer.pieces(batch)
-        if samples is None:
-            loaded = load(trainer.dataset, mine, trainer.recipe, 0, 0)
-        else:
-            loaded = (collate_of(trainer.recipe)([samples[number] for number in piece]) for piece in mine)
-        trainer.model.train()
-        trainer.optimizer.zero_grad(set_to_none=True)
-        local = has_local_statistics(trainer.model)
-        with ConstantDraws(), with_fixed_statistics(trainer.model) if local else nullcontext():
-            total, count = trainer.accumulate(batch, [(len(piece), next(loaded)) for piece in mine])
-        trainer.reduced(count)
-        sums = self._gather([total, count])
-        gradients = {name: p.grad for name, p in trainer.model.named_parameters() if p.requires_grad}
-        return ratio(sum(s[0] for s in sums), sum(s[1] for s in sums)), gradients
-
-    def _whole(
-        self, state: TrainingState, batch: Sequence[int], samples: Mapping[int, Any] | None, dtype: torch.dtype | None
-    ) -> Whole:
-        ranks, reference = self._seat.world_size, self._reference(0)
-        shards = [pieces(shard(batch, rank, ranks), self._plan.grad_accumulation) for rank in range(ranks)]
-        reference.given = samples
-        exact = reference.whole_batch(state, shards, torch.float64)
-        if dtype is not None and reference.narrowed is not None:
-            kind = str(reference.narrowed).removeprefix("torch.")
-            raise Unrepeatable(f"loss() or the model narrows float64 to {kind} of its own accord")
-        single = exact if dtype is not None else reference.whole_batch(state, shards, None)
-        narrowed = reference.narrowed
-        return Whole(exact, single, narrowed, lambda: reference.losses_in_other_orders(state, shards, dtype))
-
-    def _compare(self, number: int, loss: float, gradients: Gradients, whole: Whole, dtype: torch.dtype | None) -> Mathematics:
-        (exact_loss, exact), (single_loss, single) = whole.exact, whole.single
-        if self._reference(0).has_local_statistics and not all(map(math.isfinite, (loss, exact_loss, single_loss))):
-            raise Unrepeatable("the loss is not finite where BatchNorm takes its running statistics for the batch's")
-        u = torch.finfo(dtype).eps / 2 if dtype is not None else self._round_off(gradients)
-        if whole.narrowed is not None:
-            u = max(u, torch.finfo(whole.narrowed).eps / 2)
-        if dtype is not None:
-            ratios = {name: by_floor(gradients.get(name), exact[name], exact, 1e-11) for name in exact}
-        else:
-            ratios = excess_ratios(gradients, single, exact, u)
-        scale = max(abs(exact_loss) * u, 1e-300)
-        if abs(loss - exact_loss) > scale * (MOST_LOSS_ERROR if dtype is None else MOST_IN_FLOAT64 / u):
-            # Of a loss that nearly cancels, or of large numbers of which it is the difference, rounding takes more.
-            scale = max(scale, *(abs(other - exact_loss) for other in (single_loss, *whole.in_other_orders())))
-        error = abs(loss - exact_loss) / scale
-        return Mathematics(step=number, ratios=ratios, loss_error=error)
+        return own, whole.compare(dataclasses.replace(self._plan, precision="float64"), torch.float64)
 
     # --- between ranks -----------------------------------------------------------------------------------------------
-
-    def _tell(self, value: Any) -> Any:
-        """Return rank 0's value on all ranks."""
-        values = [value]
-        if self._seat.world_size > 1:
-            dist.broadcast_object_list(values, 0)
-        return values[0]
-
-    def _gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in rank order."""
-        values: list[Any] = [value] * self._seat.world_size
-        if self._seat.world_size > 1:
-            dist.all_gather_object(values, value)
-        return values
 
     def _exchange(self, captured: Captured) -> list[Captured]:
         """Return all ranks' captures on rank 0; they come as files, so that no reduction is checked by a reduction."""
@@ -536,23 +421,6 @@ class Verification:
     def _meet(self) -> None:
         if self._seat.world_size > 1:
             dist.barrier()
-
-
-@dataclass(frozen=True)
-class Whole:
-    """Loss and gradient of a global batch in one process.
-
-    Attributes:
-        exact: In float64.
-        single: In the precision of the comparison.
-        narrowed: The narrowest type that the recipe itself computes in, if narrower.
-        in_other_orders: Returns the loss with the samples in other orders.
-    """
-
-    exact: tuple[float, Gradients]
-    single: tuple[float, Gradients]
-    narrowed: torch.dtype | None
-    in_other_orders: Callable[[], list[float]]
 
 
 CAPTURED = ("lr", "rng", "device_rng", "batches", "before", "losses", "local", "reduced", "after", "buffers")
@@ -611,20 +479,6 @@ def _items(ranks: list[Captured]) -> float | None:
         return None
     exact, own = math.fsum(count for rank in ranks for count in rank.counts), ranks[0].num_items
     return own if own is not None and math.isclose(own, exact, rel_tol=MOST_IN_REPORT) else exact
-
-
-def _sendable(samples: dict[int, Any]) -> dict[int, Any]:
-    """Return samples that can be sent to other ranks.
-
-    Raises:
-        Unrepeatable: They cannot.
-    """
-    try:
-        pickle.dumps(samples)
-    except Exception as error:
-        said = f"the data set draws random numbers, and its samples cannot be sent to other ranks ({type(error).__name__})"
-        raise Unrepeatable(said) from error
-    return samples
 
 
 def buffers_of(model: nn.Module, kind: type[nn.Module]) -> list[str]:

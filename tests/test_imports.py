@@ -48,7 +48,7 @@ BELOW_THE_TORCH_LINE = {
         "profiling",
         "recipe",
     ),
-    *("replay", "rounding", "seeds", "sparse", "state", "train", "trainer", "verify", "worlds"),
+    *("replay", "rounding", "seeds", "sparse", "state", "train", "trainer", "verify", "whole", "worlds"),
     *(f"faults.{path.stem}" for path in (ROOT / "harness" / "faults").glob("*.py") if path.stem not in ("__init__", "table")),
 }
 """Modules that import torch when they are imported; only these, and rank programs inside functions, import them."""
