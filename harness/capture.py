@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from harness.activations import activations
 from harness.digest import Digests, digests, gradient_digest, optimizer_digests, state_digests, value_digest
 from harness.exchange import Exchanged, Recording, exchanging
 from harness.rounding import Gradients
-from harness.state import TrainingState, random_states
+from harness.state import TrainingState, copied, random_states
 from harness.trainer import Trainer
 
 
@@ -103,7 +102,7 @@ class Capture:
         random = random_states()
         batch, loaded = next(self._steps)
         # A loss may work in place.
-        samples = copy.deepcopy([piece for _, piece in loaded])
+        samples = copied([piece for _, piece in loaded])
         captured = Captured(
             ids=list(batch),
             pieces=[list(piece) for piece in trainer.pieces(batch)],

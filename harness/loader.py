@@ -93,13 +93,15 @@ def epoch_batches(recipe: Recipe, num_samples: int, size: int, seed: int, epoch:
 
 
 def to_device(batch: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a batch on the device, in the same nesting; where ``dtype`` is float64, floating-point tensors take it.
+    """Return a batch on the device, in the same nesting; where ``dtype`` is float64, floating-point tensors take it,
+    and complex ones its two parts.
 
     Mappings keep their type where it can be copied and changed; the others become plain dictionaries.
     """
     if isinstance(batch, Tensor):
-        wide = dtype == torch.float64 and batch.is_floating_point()
-        return batch.to(device, dtype if wide else batch.dtype, non_blocking=True)
+        wide = torch.complex128 if batch.is_complex() else dtype
+        is_narrow = batch.is_floating_point() or batch.is_complex()
+        return batch.to(device, wide if dtype == torch.float64 and is_narrow else batch.dtype, non_blocking=True)
     if isinstance(batch, Mapping):
         return _holding(batch, {key: to_device(value, device, dtype) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

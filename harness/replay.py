@@ -39,7 +39,7 @@ from harness.plan import TrainPlan
 from harness.recipe import Recipe, learning_rates, make_recipe, make_scheduler
 from harness.rounding import Gradients
 from harness.seeds import EVALUATION_SEED, derive, seed_everything
-from harness.state import TrainingState, in_precision, named_tensors, random_states, set_random_states, widened
+from harness.state import TrainingState, copied, in_precision, named_tensors, random_states, set_random_states, widened
 from harness.worlds import WorldOfOne, unanswered
 
 NEEDS_PEERS = "torch.nn.SyncBatchNorm asks the other ranks (sync_bn=true puts in its place what can be replayed)"
@@ -189,6 +189,8 @@ class Reference:
     @property
     def why_not_whole(self) -> str:
         """Why the whole batch in this one process is not what the ranks do together; empty where it is."""
+        if any("BatchNorm" in getattr(layer, "original_name", "") for layer in self.model.modules()):
+            return "BatchNorm in a scripted module cannot be held to its running statistics"
         own = {isinstance(layer, SyncBatchNorm) for layer in self.batch_norms}
         if len(own) == 2:
             return "some BatchNorm layers are synchronised and others are not, which one process cannot do"
@@ -231,7 +233,7 @@ class Reference:
         _restore(model, state)
         set_random_states(part.random)
         # A loss may work in place.
-        return [self._load(piece) for piece in part.pieces] if part.loaded is None else copy.deepcopy([*part.loaded])
+        return [self._load(piece) for piece in part.pieces] if part.loaded is None else copied([*part.loaded])
 
     def _backward(
         self, model: nn.Module, part: Shard, batches: Sequence[Any], dtype: torch.dtype | None = None
@@ -251,7 +253,7 @@ class Reference:
     def _load(self, ids: Sequence[int]) -> Any:
         collate = getattr(self.recipe, "collate", None) or default_collate
         if self.given is not None:
-            return collate(copy.deepcopy([self.given[number] for number in ids]))
+            return collate(copied([self.given[number] for number in ids]))
         return collate(_samples(self.dataset, ids))
 
     @property
@@ -592,7 +594,9 @@ def _gradients(model: nn.Module) -> Gradients:
 
 def _moved(batch: Any, device: torch.device, wide: bool) -> Any:
     if isinstance(batch, Tensor):
-        return batch.to(device, torch.float64 if wide and batch.is_floating_point() else batch.dtype)
+        is_narrow = batch.is_floating_point() or batch.is_complex()
+        to = torch.complex128 if batch.is_complex() else torch.float64
+        return batch.to(device, to if wide and is_narrow else batch.dtype)
     if isinstance(batch, Mapping):
         return _refilled(batch, {key: _moved(value, device, wide) for key, value in batch.items()})
     if isinstance(batch, list | tuple):

@@ -81,6 +81,17 @@ def in_precision(model: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     return model
 
 
+def copied(batch: Any) -> Any:
+    """Return a copy of a batch: not every layout of a tensor can be copied with what holds it."""
+    if isinstance(batch, Tensor):
+        return batch.detach().clone()
+    if type(batch) in (list, tuple):
+        return type(batch)(map(copied, batch))
+    if type(batch) is dict:
+        return {key: copied(value) for key, value in batch.items()}
+    return copy.deepcopy(batch)
+
+
 def widened(recipe: Any) -> Any:
     """Return a copy of a recipe whose own tensors and modules, the weights of a loss say, are in float64."""
     wide = copy.copy(recipe)
