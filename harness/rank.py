@@ -126,6 +126,8 @@ def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record:
         failure = failure_of(error, RunPlan.read(run).cwd)
         if not run.call.exists() and not (failure.mistake and PARENT in os.environ):
             # The caller of spawn() gets the traceback with the exception; a parent says itself what there is to mend.
+            if failure.collective and who.world_size > 1:
+                print(f"Rank {who.rank} lost another rank, and is seldom the one at fault:", file=sys.stderr)
             print(failure.traceback, file=sys.stderr, flush=True)
         record.error(run.error(who.slot), error)
         record.end("raised", 1, failure=failure)

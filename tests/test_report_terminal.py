@@ -7,6 +7,7 @@ from rich.console import Console
 
 from harness.faults.table import FAULTS
 from harness.plan import Ddp
+from harness.record import Failure, RankResult, RunResult
 from harness.report import table as tables
 from harness.report.bandwidth import RECIPE
 from harness.report.build import sweep_report
@@ -15,7 +16,7 @@ from harness.report.jsonfile import sweep_json
 from harness.report.junit import sweep_junit
 from harness.report.markdown import sweep_markdown
 from harness.report.notes import failures, how_sure, notes, unproven, unsteady
-from harness.report.terminal import Terminal, headline, report_lines
+from harness.report.terminal import Terminal, headline, report_lines, traceback_of_another
 from harness.report.text import both_ends, flow, shortened
 from harness.rundir import RunDir
 from harness.sweep import Job
@@ -684,3 +685,14 @@ def test_a_sweep_in_the_current_folder_is_looked_at_there(tmp_path, monkeypatch)
     events.touch()
     sweep = sweep_report(str(tmp_path), [job_of(0, folder=str(tmp_path / "0"))], MACHINE)
     assert "Look: tensorboard --logdir ." in [text for text, _ in report_lines(sweep, 80)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "mistake", "shown"),
+    [(1, False, ["[rank 1] Traceback", "[rank 1] KeyError: 'x'"]), (0, False, []), (1, True, [])],
+)
+def test_the_traceback_of_the_rank_that_failed_is_shown_unless_it_has_been_seen(rank, mistake, shown):
+    failure = Failure("KeyError", "'x'", "mine.py:3", "Traceback\nKeyError: 'x'\n", False, 1.0, mistake)
+    lost = Failure("RuntimeError", "Connection closed by peer", "", "Traceback\nConnection closed\n", True, 2.0)
+    ranks = tuple(RankResult(number, failure=failure if number == rank else lost) for number in range(2))
+    assert traceback_of_another(RunResult("failed", ranks, failed_rank=rank)) == shown

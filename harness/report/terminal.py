@@ -82,6 +82,8 @@ class Terminal:
             failed = result.status != "ok"
             name = f"job {job.plan.job} " if len(self._jobs) > 1 else ""
             style = STYLES["failed"] if failed else STYLES["note"]
+            for line in traceback_of_another(result):
+                self._errors.print(Text(line), soft_wrap=True)
             self._print(self._errors, f"{name}{'failed' if failed else 'note'}: {result.message}", style)
 
     def close(self) -> None:
@@ -114,6 +116,14 @@ class Terminal:
         lines = paragraph(text, console.width) if console.is_terminal else text.splitlines()
         for line in lines:
             console.print(Text(line, style=style), soft_wrap=True)
+
+
+def traceback_of_another(result: RunResult) -> list[str]:
+    """Return the traceback of the rank that failed first, where nobody has seen it: rank 0's output is shown as it comes."""
+    failures = [rank.failure for rank in result.ranks if rank.rank == result.failed_rank and rank.failure is not None]
+    if result.failed_rank in (None, 0) or not failures or failures[0].mistake:
+        return []
+    return [f"[rank {result.failed_rank}] {line}" for line in failures[0].traceback.rstrip().splitlines()]
 
 
 def headline(jobs: Sequence[Job]) -> list[str]:
