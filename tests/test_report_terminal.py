@@ -634,7 +634,9 @@ def test_a_failure_is_shown_when_it_happens_on_stderr():
         out.ended(jobs[0], failed_result())
 
     text, errors = shown(act)
-    assert errors.startswith("job 0 failed: rank 1 of 2 failed at step 7") and len(errors.splitlines()) == 1
+    *traceback, told = errors.splitlines()
+    assert told.startswith("job 0 failed: rank 1 of 2 failed at step 7")
+    assert traceback == ["[rank 1] Traceback ...", "[rank 1] ValueError: bad <batch> & red"]
     assert "failed at step 7" not in text
 
 

@@ -83,7 +83,7 @@ class Terminal:
             name = f"job {job.plan.job} " if len(self._jobs) > 1 else ""
             style = STYLES["failed"] if failed else STYLES["note"]
             for line in traceback_of_another(result):
-                self._errors.print(Text(line), soft_wrap=True)
+                self._errors.print(Text.from_ansi(line), soft_wrap=True)
             self._print(self._errors, f"{name}{'failed' if failed else 'note'}: {result.message}", style)
 
     def close(self) -> None:
