@@ -202,9 +202,11 @@ class Trainer:
 
         It does so after the first backward, and from 3 ranks on the order of additions follows from a gradient's place in its
         bucket: the first step of resumed training would else differ in bits from the same step of training that went on. With
-        a static graph DDP learns from its first step which gradients there are, and how often: that has to be a true one.
+        a static graph DDP learns from its first step which gradients there are, and how often: that has to be a true one,
+        unless gradients are accumulated, which DDP cannot begin with.
         """
-        if self.seat.world_size > 1 and not self.plan.ddp.static_graph:
+        learns = self.plan.ddp.static_graph and self.plan.grad_accumulation == 1
+        if self.seat.world_size > 1 and not learns:
             self.wrapped(None)[0].backward()
             for parameter in self.loss_module.parameters():
                 parameter.grad = None

@@ -62,12 +62,17 @@ def test_nothing_of_an_earlier_run_answers_for_the_next(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [run.checkpoint.name]
 
 
-def test_nothing_that_a_killed_rank_has_begun_is_left(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_written_whole_is_not_left_half(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError))
+    with pytest.raises(OSError):
+        write_whole(RunDir(tmp_path).value(1), b"half")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_that_a_killed_rank_has_begun_is_left(tmp_path):
     run = RunDir(tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Path, "replace", Mock(side_effect=KeyboardInterrupt))
-        write_whole(run.value(1), b"half")
-    for path in (run.store, run.capture(1), run.rank_stacks(0), run.ending(0), tmp_path / ".checkpoint.pt.aside"):
+    half = run.value(1).with_name(f".{run.value(1).name}.1234.aside")
+    for path in (half, run.store, run.capture(1), run.rank_stacks(0), run.ending(0), tmp_path / ".checkpoint.pt.aside"):
         path.write_text("begun")
     for path in (run.records(0), run.checkpoint, tmp_path / ".hidden"):
         path.write_text("kept")

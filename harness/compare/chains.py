@@ -220,7 +220,7 @@ def why_not_resumed(plan: RunPlan, result: RunResult, run: RunDir) -> str:
         return "launcher=inline has no new process that could go on"
     if len(steps_with_digests(result)) < 3:
         return "the training has too few steps to be interrupted"
-    if plan.train is not None and plan.train.ddp.static_graph and plan.nprocs > 2:
+    if plan.train is not None and plan.train.ddp.static_graph and plan.nprocs > 2 and plan.train.grad_accumulation == 1:
         return "ddp.static_graph=true: DDP orders its buckets after the first step, so that a resumed one adds in another order"
     if plan.overwrites_its_start(run):
         return "the training went on from a checkpoint that it has overwritten"
