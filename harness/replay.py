@@ -6,10 +6,10 @@ the optimizer's step (a new optimizer with the recipe's own settings), evaluatio
 a data set of its own. It shares with the run: the recipe, and how it and its scheduler are made (:mod:`harness.recipe`);
 torch's kernels, thread count and determinism flags; the seed's derivation; :mod:`harness.digest`; copies of state
 (:mod:`harness.state`); synchronised layers and what they exchange (:mod:`harness.batchnorm`, :mod:`harness.exchange`), which R7
-holds against plain BatchNorm over the whole batch; how a recipe groups samples into batches (:mod:`harness.loader`, whose result
-R1 counts); and, where BatchNorm takes its statistics over shards, which samples these are (:mod:`harness.shard`, whose parts R1
-checks). Where the whole batch is compared, both sides hold constant what is drawn (:mod:`harness.draws`), and a data set that
-draws is read once, by rank 0.
+holds against plain BatchNorm over the whole batch; how a recipe groups samples into batches (:mod:`harness.loader`, where R1
+counts the samples); and, where BatchNorm takes its statistics over shards, which samples these are (:mod:`harness.shard`, whose
+parts R1 checks). Where the whole batch is compared, both sides hold constant what is drawn (:mod:`harness.draws`), and a data
+set that draws is read once, by rank 0.
 """
 
 from __future__ import annotations
