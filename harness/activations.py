@@ -36,6 +36,7 @@ def activations(model: nn.Module, plan: TrainPlan) -> Iterator[Digests]:
             handle.remove()
 
 
+@torch.compiler.disable  # a compiled submodule would trace what is done here
 def _keep(found: Digests, calls: Counter[str], name: str, _module: nn.Module, _args: Any, output: Any) -> None:
     calls[name] += 1
     call = f"{name}, call {calls[name]}" if calls[name] > 1 else name

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-MOST_DRAWS = 1_000_000
+MOST_DRAWS = 20_000
 """After so many draws a loop is taken to wait for a number other than the one that it gets."""
 
 _OPTIONS = ("dtype", "layout", "device", "pin_memory", "memory_format")

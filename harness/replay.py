@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
@@ -44,6 +46,8 @@ from harness.seeds import EVALUATION_SEED, derive, seed_everything
 from harness.state import TrainingState, copied, in_precision, named_tensors, random_states, set_random_states, widened
 from harness.worlds import WorldOfOne, unanswered
 
+ASKS_OTHERS = "loss() or the model asks the other ranks by torch.distributed, which one process cannot answer"
+HOLDS_A_GROUP = "the recipe or its model holds a process group, of which one process is not a part as the ranks are"
 NEEDS_PEERS = "torch.nn.SyncBatchNorm asks the other ranks (sync_bn=true puts in its place what can be replayed)"
 IN_SUBGROUPS = "a BatchNorm layer is synchronised among some of the ranks, and one process has no such group"
 
@@ -117,9 +121,10 @@ class Reference:
         self._device = device
         self._norms = {name: layer for name, layer in ranks_model.named_modules() if isinstance(layer, _BatchNorm)}
         self._one_process = WorldOfOne()
-        self._ranks_recipe = make_recipe(plan.recipe)
+        self._refused = False
         with self._one_process.entered():
             self._make(num_steps)
+        self._be_a_rank()
 
     def _make(self, num_steps: int) -> None:
         plan = self._plan
@@ -133,14 +138,24 @@ class Reference:
         self.narrowed: torch.dtype | None = None
         self.drew_in_evaluation = False
         self._repeats: bool | None = None
+        self._looks = 0
         self._draws = False
-        self.birth = self._birth()
         self._declared = self.recipe.optimizer(self.model)
+        self.birth = self._birth()
         self._has_stepped = False
         self._scheduler = make_scheduler(self.recipe, self._declared, num_steps)
         # What a recipe learns of its data and model, it may use in its loss.
-        learnt = {name: value for name, value in vars(self.recipe).items() if name not in made or made[name] is not value}
-        vars(self._ranks_recipe).update(learnt)
+        self._learnt = {name: value for name, value in vars(self.recipe).items() if made.get(name, self) is not value}
+
+    def _be_a_rank(self) -> None:
+        """Make the recipe that replays a rank's shards: it hears what a rank hears."""
+        self._ranks_recipe, self._why_no_rank = self.recipe, ""
+        try:
+            with self._as_rank():
+                self._ranks_recipe = make_recipe(self._plan.recipe)
+        except Unrepeatable as error:
+            self._why_no_rank = str(error)
+        vars(self._ranks_recipe).update(self._learnt)
 
     def _born(self, dtype: torch.dtype) -> nn.Module:
         seed_everything(derive(self._plan.seed, "model"))
@@ -157,6 +172,10 @@ class Reference:
             made = self._born(torch.float64)
         if made is self.model:
             raise ConfigError(f"{type(self.recipe).__name__}.model() returned one module twice: make a new one each time.")
+        # optimizer() may have frozen some.
+        trained = {name: parameter.requires_grad for name, parameter in self.model.named_parameters()}
+        for name, parameter in made.named_parameters():
+            parameter.requires_grad_(trained[name])
         return made
 
     @cached_property
@@ -165,8 +184,7 @@ class Reference:
         return wide
 
     def _birth(self) -> Digests:
-        optimizer = self.recipe.optimizer(self.model)
-        return {**state_digests(self.model, optimizer), **digests(self.model.named_buffers())}
+        return {**state_digests(self.model, self._declared), **digests(self.model.named_buffers())}
 
     @property
     def batch_norms(self) -> list[nn.Module]:
@@ -189,6 +207,13 @@ class Reference:
         return IN_SUBGROUPS if any(world_size(group) != self._world_size for group in groups if group is not None) else ""
 
     @property
+    def why_not_replayed(self) -> str:
+        """Why one process cannot do what a rank does; empty where it can."""
+        holders = [self._ranks_recipe, *(module for module in self.model.modules() if not isinstance(module, _BatchNorm))]
+        held = any(isinstance(value, ProcessGroup | DeviceMesh) for holder in holders for value in vars(holder).values())
+        return HOLDS_A_GROUP if held and self._world_size > 1 else self._why_no_rank or self.why_not_alone
+
+    @property
     def why_not_whole(self) -> str:
         """Why the whole batch in this one process is not what the ranks do together; empty where it is."""
         if any("BatchNorm" in getattr(layer, "original_name", "") for layer in self.model.modules()):
@@ -205,7 +230,10 @@ class Reference:
         told = Replaying(part.exchanged, self._world_size)
         synchronised_layers = [name for name, layer in self._norms.items() if isinstance(layer, SyncBatchNorm)]
         with self._as_rank(), exchanging(told), synchronised(self.model, synchronised_layers):
-            return self._replay(state, part, told)
+            replayed = self._replay(state, part, told)
+        if self._refused:
+            raise Unrepeatable(ASKS_OTHERS)  # and the recipe has passed over it
+        return replayed
 
     def _replay(self, state: TrainingState, part: Shard, told: Replaying) -> Replayed:
         batches = self._begin(self.model, state, part)
@@ -263,19 +291,25 @@ class Reference:
         """Whether the data set draws random numbers, so that another reading comes to other samples."""
         return self._draws or self._repeats is False
 
+    def joins_alike(self, ids: Sequence[int]) -> bool:
+        """Return True where the same samples are joined to the same batch again."""
+        return value_digest(self._load(ids)) == value_digest(self._load(ids))
+
     def can_load(self, part: Shard) -> bool:
         """Return True where the samples of a shard can be loaded again: by the same generators they are the same bits.
 
-        Found out by loading a first shard twice. Where it draws random numbers, workers have generators of their own.
+        Found out by loading a first shard of each rank twice. Where it draws random numbers, workers have generators of their
+        own.
         """
-        if self._repeats is None:
+        if self._repeats is not False and self._looks < self._world_size:
+            self._looks += 1
             read = []
             for _ in range(2):
                 set_random_states(part.random)
                 read.append(value_digest([self._load(piece) for piece in part.pieces]))
-            self._draws = value_digest(random_states()) != value_digest(dict(part.random))
+            self._draws |= value_digest(random_states()) != value_digest(dict(part.random))
             self._repeats = read[0] == read[1]
-        return self._repeats and not (self._draws and self._plan.num_workers)
+        return self._repeats is True and not (self._draws and self._plan.num_workers)
 
     @contextmanager
     def _as_rank(self) -> Iterator[None]:
@@ -286,7 +320,8 @@ class Reference:
         """
 
         def refuse(*_: Any, **__: Any) -> None:
-            raise Unrepeatable("loss() or the model asks the other ranks by torch.distributed, which one process cannot answer")
+            self._refused = True
+            raise Unrepeatable(ASKS_OTHERS)
 
         with unanswered(self._world_size, refuse) if self._world_size > 1 else nullcontext():
             yield
@@ -324,7 +359,7 @@ class Reference:
     def learning_rates(self, number: int) -> list[list[float]]:
         """Return the learning rates, of each parameter group, that the recipe declares for the first steps."""
         with self._one_process.entered():
-            return learning_rates(self.recipe, self.model, self.num_steps, number)
+            return learning_rates(copy.copy(self.recipe), self.model, self.num_steps, number)
 
     # --- the update --------------------------------------------------------------------------------------------------
 
@@ -390,7 +425,8 @@ class Reference:
         return after, moved
 
     def _optimizer(self, state: TrainingState) -> Optimizer:
-        optimizer = self.recipe.optimizer(self.model)
+        # A copy, of which nothing passes from one call to the next, as from one trainer to the next.
+        optimizer = copy.copy(self.recipe).optimizer(self.model)
         whole = optimizer.state_dict()
         for group, declared in zip(whole["param_groups"], self._declared.param_groups, strict=True):
             group.update({key: value for key, value in declared.items() if key != "params"})
@@ -482,13 +518,13 @@ class Reference:
         state.restore(model)
         total, weight, narrowing = torch.zeros((), dtype=torch.float64, device=self._device), 0.0, Narrowing()
         for part in parts:
-            batch = self._load(part)
             before = value_digest(random_states())
+            batch = self._load(part)
             with narrowing:
                 loss, items = self._loss(self.recipe if dtype is None else self._wide_recipe, model, batch, dtype)
             self.narrowed = narrowing.narrowed(loss) or self.narrowed
             if value_digest(random_states()) != before:
-                raise Unrepeatable("forward draws random numbers, and not by torch, whose draws could be held constant")
+                raise Unrepeatable("forward or collate() draws random numbers, and not by torch, whose draws are held constant")
             number = float(items) if items is not None else float(len(part))
             total = total + (loss if items is not None else loss * number).double()
             weight += number

@@ -6,6 +6,7 @@ parent. What it leaves is judged by :mod:`harness.compare`, here and whenever so
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -250,11 +251,11 @@ class Verification:
         return step
 
     def _replay(self, ranks: list[Captured], state: TrainingState, reference: Reference) -> tuple[list[Replayed] | None, str]:
-        self._random_data = not reference.can_load(dataclasses.replace(self._shard(ranks[0]), loaded=None))
+        self._random_data = not all(reference.can_load(dataclasses.replace(self._shard(r), loaded=None)) for r in ranks)
         if self._plan.compile:
             return None, "compile=true: the ranks run other kernels than the reference, which is not compiled"
-        if reference.why_not_alone:
-            return None, reference.why_not_alone
+        if reference.why_not_replayed:
+            return None, reference.why_not_replayed
         try:
             replayed = [reference.replay(state, self._shard(r)) for r in ranks]
         except Unrepeatable as error:
@@ -362,7 +363,7 @@ class Verification:
     def _schedule(self, trainer: Trainer, shares: bool) -> Schedule | None:
         """Compare all learning rates to come, which steps alone do not show, with those that one process declares."""
         number = min(trainer.num_steps, SCHEDULED)
-        everybody = from_all(learning_rates(trainer.recipe, trainer.model, trainer.num_steps, number))
+        everybody = from_all(learning_rates(copy.copy(trainer.recipe), trainer.model, trainer.num_steps, number))
         if self._seat.rank != 0:
             return None
         if shares and self._shared is not None:
@@ -371,7 +372,7 @@ class Verification:
             declared = self._reference(0).learning_rates(number)
         for step, rates in enumerate(zip(*everybody, strict=True)):
             for rank, mine in enumerate(rates):
-                if mine != declared[step]:
+                if repr(mine) != repr(declared[step]):
                     return Schedule(steps=number, step=step, rank=rank, lr=mine, declared=declared[step])
         return Schedule(steps=number)
 

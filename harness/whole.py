@@ -90,6 +90,8 @@ class WholeBatch:
         last = [(*taken[:2], batch) for taken in self._taken[:1] for batch in last_batch(trainer)]
         for number, state, batch in [*self._taken[:2], *last]:
             samples = self._same_samples(trainer.dataset, batch)
+            if self.why_not:
+                return None
             # One process first: what it cannot do, no rank is to begin.
             whole = self._on_rank_0(partial(self._whole, state, batch, samples, dtype))
             if self.why_not:
@@ -144,17 +146,21 @@ class WholeBatch:
         ranks, reference = self._seat.world_size, self._reference()
         shards = [pieces(shard(batch, rank, ranks), self._plan.grad_accumulation) for rank in range(ranks)]
         reference.given = samples
+        if samples is not None and not reference.joins_alike(batch):
+            raise Unrepeatable("collate() draws random numbers")
         exact = reference.whole_batch(state, shards, torch.float64)
         if dtype is not None and reference.narrowed is not None:
             kind = str(reference.narrowed).removeprefix("torch.")
             raise Unrepeatable(f"loss() or the model narrows float64 to {kind} of its own accord")
         single = exact if dtype is not None else reference.whole_batch(state, shards, None)
         narrowed = reference.narrowed
+        _require_meaning(exact)
+        _require_meaning(single)
         return Whole(exact, single, narrowed, lambda: reference.losses_in_other_orders(state, shards, dtype))
 
     def _error(self, number: int, loss: float, gradients: Gradients, whole: Whole, dtype: torch.dtype | None) -> Mathematics:
         (exact_loss, exact), (single_loss, single) = whole.exact, whole.single
-        if self._reference().has_local_statistics and not all(map(math.isfinite, (loss, exact_loss, single_loss))):
+        if self._reference().has_local_statistics and not math.isfinite(loss):
             raise Unrepeatable("the loss is not finite where BatchNorm takes its running statistics for the batch's")
         u = torch.finfo(dtype).eps / 2 if dtype is not None else round_off(self._plan.precision, gradients)
         if whole.narrowed is not None:
@@ -169,6 +175,20 @@ class WholeBatch:
             scale = max(scale, *(abs(other - exact_loss) for other in (single_loss, *whole.in_other_orders())))
         error = abs(loss - exact_loss) / scale
         return Mathematics(step=number, ratios=ratios, loss_error=error)
+
+
+def _require_meaning(found: tuple[float, Gradients]) -> None:
+    """See to it that a loss and its gradient can be compared, where nothing is drawn at random and statistics are fixed.
+
+    Raises:
+        Unrepeatable: They are not finite, or there is no gradient: what is drawn by chance may be all that there is.
+    """
+    loss, gradients = found
+    values = [g.coalesce().values() if g.is_sparse else g for g in gradients.values() if g is not None]
+    if not math.isfinite(loss) or not all(bool(value.isfinite().all()) for value in values):
+        raise Unrepeatable("the loss or its gradient is not finite where draws are constant and statistics fixed")
+    if not any(bool(value.any()) for value in values):
+        raise Unrepeatable("no gradient is left where draws are constant and statistics fixed")
 
 
 def _sendable(samples: dict[int, Any]) -> dict[int, Any]:

@@ -92,9 +92,10 @@ def _world_of_one() -> _World:
 
 
 _ASKED = (
-    *("_allgather_base", "_reduce_scatter_base", "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced"),
-    *("allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast", "gather", "recv"),
-    *("recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_tensor_coalesced", "scatter", "send"),
+    *("_allgather_base", "_get_backend", "_reduce_scatter_base", "allgather", "allgather_coalesced"),
+    *("allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier"),
+    *("broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter"),
+    *("reduce_scatter_tensor_coalesced", "scatter", "send"),
 )
 """Methods by which collectives reach a group."""
 

@@ -721,6 +721,49 @@ class Logs(toys.Points):
         return ((out - y).square() * weights).sum() / weights.sum()
 
 
+class DrawsInCollate(toys.Points):
+    """Flips whole batches by chance."""
+
+    def collate(self, samples):
+        ids, x, y = torch.utils.data.default_collate(samples)
+        return ids, x * random.choice((-1, 1)), y
+
+
+class LikesNoConstants(toys.Points):
+    """Divides by the spread of what it draws, which constants have not."""
+
+    def loss(self, model, batch):
+        _ids, x, y = batch
+        noise = torch.randn_like(x)
+        return F.mse_loss(model(x + 0.1 * noise / noise.std(1, keepdim=True)).squeeze(1), y)
+
+
+class TrainsWhatChanceLeaves(toys.Points):
+    """Learns of a few samples at a time."""
+
+    def loss(self, model, batch):
+        _ids, x, y = batch
+        return F.mse_loss(model(x).squeeze(1), y, reduction="none").mul(torch.rand(len(x)) < 0.4).mean()
+
+
+class HoldsAGroup(toys.Points):
+    """Has made a group before anything else, and asks it."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.group = dist.new_group()
+
+    def loss(self, model, batch):
+        all_reduce(torch.ones(1), group=self.group)
+        return super().loss(model, batch)
+
+
+class FreezesInOptimizer(toys.Points):
+    def optimizer(self, model):
+        model[0].requires_grad_(False)
+        return SGD(model[3].parameters(), lr=0.05)
+
+
 class Shared(toys.Points):
     """Uses layers twice, with checkpoints that call forward again."""
 
@@ -774,6 +817,11 @@ CORRECT = {
     "weights of its own": {"recipe": mine("OwnWeights", normalised=False)},
     "a centre of all ranks": {"recipe": mine("CentredOnItsOwn", reduced=True)},
     "a centre of its own": {"recipe": mine("CentredOnItsOwn", reduced=False)},
+    "draws in collate()": {"recipe": mine("DrawsInCollate")},
+    "likes no constants": {"recipe": mine("LikesNoConstants")},
+    "trains what chance leaves": {"recipe": mine("TrainsWhatChanceLeaves")},
+    "holds a group": {"recipe": mine("HoldsAGroup")},
+    "freezes in optimizer()": {"recipe": mine("FreezesInOptimizer")},
     "a static graph": {"recipe": mine("Shared"), "ddp": Ddp(static_graph=True)},
     "bias before sync_bn": {"recipe": mine("BiasBeforeBatchNorm", count=48), "sync_bn": True, "global_batch_size": 12},
     "spectral norm": {"recipe": mine("Normed", count=48), "grad_accumulation": 3, "clip_norm": 0.05},
@@ -830,6 +878,9 @@ CORRECT = {
 
 
 NOT_PROVEN = {
+    "draws in collate()",
+    "likes no constants",
+    "trains what chance leaves",
     "a centre of its own",
     "remembers what it has seen",
     "cannot run in float64",
