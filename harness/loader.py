@@ -103,7 +103,7 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype) -> Any:
         is_narrow = batch.is_floating_point() or batch.is_complex()
         return batch.to(device, wide if dtype == torch.float64 and is_narrow else batch.dtype, non_blocking=True)
     if isinstance(batch, Mapping):
-        return _holding(batch, {key: to_device(value, device, dtype) for key, value in batch.items()})
+        return holding(batch, {key: to_device(value, device, dtype) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(value, device, dtype) for value in batch))
     if isinstance(batch, list | tuple):
@@ -111,7 +111,7 @@ def to_device(batch: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return batch
 
 
-def _holding(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
+def holding(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
     """Return a copy of ``batch`` that holds these items, or the items alone if it is a plain dictionary or cannot do so."""
     if type(batch) is dict or not isinstance(batch, MutableMapping):
         return items

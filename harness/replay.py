@@ -15,7 +15,7 @@ set that draws is read once, by rank 0.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,7 +37,7 @@ from harness.draws import ConstantDraws, UnknownDraw
 from harness.errors import ConfigError, HarnessError
 from harness.exchange import Exchanged, OneProcess, Replaying, exchanging
 from harness.group import world_size
-from harness.loader import epoch_batches
+from harness.loader import epoch_batches, holding
 from harness.narrowing import Narrowing
 from harness.plan import TrainPlan
 from harness.recipe import Recipe, learning_rates, make_recipe, make_scheduler
@@ -636,30 +636,11 @@ def _moved(batch: Any, device: torch.device, wide: bool) -> Any:
         to = torch.complex128 if batch.is_complex() else torch.float64
         return batch.to(device, to if wide and is_narrow else batch.dtype)
     if isinstance(batch, Mapping):
-        return _refilled(batch, {key: _moved(value, device, wide) for key, value in batch.items()})
+        return holding(batch, {key: _moved(value, device, wide) for key, value in batch.items()})
     if isinstance(batch, list | tuple):
         moved = [_moved(value, device, wide) for value in batch]
         return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     return batch
-
-
-def _refilled(batch: Mapping[Any, Any], moved: dict[Any, Any]) -> Mapping[Any, Any]:
-    """Return a mapping of the batch's own type with what moved, where one can be made; else a dictionary."""
-    if type(batch) is dict or not isinstance(batch, MutableMapping):
-        return moved
-    try:
-        twin = copy.copy(batch)
-        attributes = getattr(twin, "__dict__", {})
-        for name, value in list(attributes.items()):
-            if name in moved and value is batch[name]:
-                attributes[name] = moved[name]
-            elif isinstance(value, dict):
-                attributes[name] = copy.copy(value)
-        for key, value in moved.items():
-            twin[key] = value
-    except Exception:
-        return moved
-    return twin if all(twin[key] is moved[key] for key in moved) else moved
 
 
 def _clip_sparse(parameters: list[nn.Parameter], max_norm: float) -> None:

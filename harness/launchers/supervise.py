@@ -326,7 +326,8 @@ class Supervisor:
         deadline = time.monotonic() + STACKS_S
         sizes: list[int] = []
         while time.monotonic() < deadline and not is_pressed():
-            if 0 not in sizes and sizes == (sizes := [len(self._stack(rank)) for rank in asked]):
+            before, sizes = sizes, [len(self._stack(rank)) for rank in asked]
+            if 0 not in sizes and sizes == before:
                 break
             time.sleep(0.05)
         texts = [f"--- rank {rank} ---\n{text}" for rank, text in enumerate(self._stacks_of_all())]
