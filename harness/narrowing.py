@@ -116,7 +116,7 @@ def _storage(tensor: Tensor) -> StorageWeakRef | None:
     """Return what tells a tensor's storage from all others, freed ones too; None where it has none of the plain kind."""
     try:
         return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
-    except (NotImplementedError, RuntimeError):
+    except RuntimeError:  # its NotImplementedError: of a transform of torch.func, or of a layout without one
         return None
 
 
