@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(cfg: DictConfig) -> float:
     """What one rank does: it trains the recipe of its plan."""
-    from harness.context import current
+    from harness.rank.context import current
     from harness.train import train
 
     return train(current())
@@ -22,7 +22,7 @@ def main(cfg: DictConfig) -> float:
 def cli() -> None:
     """Run the command, with a warm server on the way while Hydra composes."""
     from harness.config import refuse_nameless
-    from harness.launchers.pool import warm_up_for
+    from harness.launchers.registry import warm_up_for
 
     refuse_nameless(sys.argv[1:], Path(__file__).parent / "conf")
     if os.getcwd() not in sys.path:

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.growth import long_sweep, memory_of_ranks, starts
-from harness import stats
-from harness.machine import machine_facts
-from harness.rundir import RunDir
+from harness.compare.performance import stats
+from harness.run.folder import RunDir
+from harness.run.machine import machine_facts
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable

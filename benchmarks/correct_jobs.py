@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fault_table import Case, correct_cases
-from harness.plan import TrainPlan
+from harness.run.plan import TrainPlan
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 1
@@ -27,7 +27,7 @@ SEED = 1
 
 
 def main() -> int:
-    """Run all sweeps, print each job that is not accepted, and how often each rung was what; 1 if any job was not accepted."""
+    """Run all sweeps, print each job that is not accepted, and how often each check was what; 1 if any job was not accepted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=40, help="sweeps of two jobs")
     count = parser.parse_args().count

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import spawn
-from harness.compare.audit import CORRECT, OLDER_RULES, Trial, audit_table
-from harness.faults import table
-from harness.faults.table import FAULTS
-from harness.plan import Ddp, TrainPlan
+from harness.compare.detection import CORRECT, OLDER_RULES, Trial, audit_table
+from harness.run import faults
+from harness.run.faults import FAULTS
+from harness.run.plan import Ddp, TrainPlan
 
 RECIPES: dict[str, dict[str, Any]] = {
     "mnist": {"_target_": "recipes.mnist.Mnist", "width": 4, "hidden": 16},
@@ -125,11 +125,11 @@ def _starves(case: Case) -> bool:
 
 def take(cases: Sequence[Case], verbose: bool = False) -> list[Outcome]:
     """Verify all cases in these ranks; return what came of them, on rank 0."""
-    from harness.audit import Trials
-    from harness.context import current
-    from harness.faults.seams import DoesNotApply
-    from harness.recipe import make_recipe
+    from harness.rank.context import current
     from harness.train import join
+    from harness.training.recipe import make_recipe
+    from harness.verify.audit import Trials
+    from harness.verify.faults.seams import DoesNotApply
 
     rank, seat = current(), join(current(), cases[0].plan)
     trials: dict[str, Trials] = {}
@@ -165,9 +165,9 @@ def _line(outcome: Outcome, seconds: float) -> str:
 
 
 def fault_table(outcomes: Sequence[Outcome]) -> str:
-    """Return a row for each fault: rung, first red rung by recipe, k of n in all and by compare=quick, and the older rules."""
+    """Return a row for each fault: checks, first red one by recipe, k of n in all and by quick, and the older rules."""
     recipes = list(dict.fromkeys(o.case.label for o in outcomes))
-    head = ["#", "fault", "smallest size", "rung", *recipes, "caught", "by quick", *OLDER_RULES]
+    head = ["#", "fault", "smallest size", "check", *recipes, "caught", "by quick", *OLDER_RULES]
     rows = [head, ["---"] * len(head)]
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -188,10 +188,10 @@ def _row(name: str, outcomes: Sequence[Outcome], recipes: Sequence[str]) -> list
     older = [f"{sum(not accepts(t) for t in comparable)} of {len(comparable)}" for accepts in OLDER_RULES.values()]
     caught = f"{sum(t.fired is not None for t in trials)} of {len(trials)}"
     # What compare=quick missed has been looked at by compare=full, which alone has R13.
-    by_quick = f"{sum(t.fired is not None and 'R13' not in t.rungs for t in trials)} of {len(trials)}"
+    by_quick = f"{sum(t.fired is not None and 'R13' not in t.checks for t in trials)} of {len(trials)}"
     if fault is None:
         return ["", "none", "", "", *by_recipe, caught, by_quick, *older]
-    return [str(fault.number), fault.name, _size(name), " ".join(fault.rungs), *by_recipe, caught, by_quick, *older]
+    return [str(fault.number), fault.name, _size(name), " ".join(fault.checks), *by_recipe, caught, by_quick, *older]
 
 
 def _size(name: str) -> str:
@@ -204,11 +204,11 @@ def _size(name: str) -> str:
 
 
 def _first(outcomes: Iterable[Outcome]) -> str:
-    """Return the rungs that were red first, with their counts where they differ."""
+    """Return the checks that were red first, with their counts where they differ."""
     counts = Counter(o.trial.fired or "-" for o in outcomes if o.trial is not None)
     if not counts:
         return ""
-    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{rung} {count}x" for rung, count in counts.most_common())
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{check} {count}x" for check, count in counts.most_common())
 
 
 def correct_table(outcomes: Sequence[Outcome]) -> str:
@@ -259,7 +259,7 @@ def _taken(cases: Sequence[Case], verbose: bool) -> list[Outcome]:
     for ranks in sorted({case.nprocs for case in cases}):
         mine = [case for case in cases if case.nprocs == ranks]
         for case in mine:
-            outcomes += [Outcome(case, None, problem) for problem in table.problems(case.plan, ranks)[:1]]
+            outcomes += [Outcome(case, None, problem) for problem in faults.problems(case.plan, ranks)[:1]]
         known = {id(o.case) for o in outcomes}
         ready = [case for case in mine if id(case) not in known]
         ready.sort(key=lambda case: repr(case.plan.recipe))

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness import stats
+from harness.compare.performance import stats
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS, END = 100, 10

@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness import stats
-from harness.compare import performance
-from harness.compare.launches import Launch
+from harness.compare.performance import stats
+from harness.compare.performance import verdict as performance
+from harness.compare.performance.launches import Launch
 
 SD = 0.065
 """Standard deviation of a launch's log step time: what was left of 23 % once run-delay was subtracted (2 cores)."""

@@ -28,15 +28,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from harness.meter import Meter
-from harness.parallel import DataParallel
-from harness.plan import TrainPlan
-from harness.recipe import Recipe, make_recipe, make_scheduler
-from harness.recorder import Recorder
-from harness.reducing import watch
-from harness.stats import quantile
+from harness.compare.performance.stats import quantile
+from harness.run.plan import TrainPlan
+from harness.run.recorder import Recorder
 from harness.train import Loop
-from harness.trainer import LossModule, Seat, Trainer
+from harness.training.meter import Meter
+from harness.training.parallel.ddp import DataParallel
+from harness.training.parallel.ddp_timing import watch
+from harness.training.recipe import Recipe, make_recipe, make_scheduler
+from harness.training.trainer import LossModule, Seat, Trainer
 
 RECIPES = {"mnist": "recipes.mnist.Mnist", "se_resnext": "recipes.se_resnext.SEResNeXt"}
 MODELS, ROUNDS, BLOCK, GLOBAL_BATCH = 4, 12, 30, 64
@@ -97,7 +97,7 @@ def unchecked(step: Step) -> Step:
     """Return the trainer's step without the look at all gradients."""
 
     def without() -> None:
-        with patch("harness.trainer.are_finite", lambda values: True):
+        with patch("harness.training.trainer.are_finite", lambda values: True):
             step()
 
     return without

@@ -9,11 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.batchnorm import SyncBatchNorm
-    from harness.distributed import ParallelEnv, get_rank, get_world_size, init_parallel_env, prepare_context
+    from harness.entrypoints.spawn import spawn
     from harness.errors import BackendUnavailable, ConfigError, HarnessError, NotComparable, RankFailed, RunTimeout
-    from harness.parallel import DataParallel
-    from harness.spawning import spawn
+    from harness.rank.group import ParallelEnv, get_rank, get_world_size, init_parallel_env, prepare_context
+    from harness.training.parallel.batchnorm import SyncBatchNorm
+    from harness.training.parallel.ddp import DataParallel
 
 __version__ = "0.1.0"
 
@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "harness.distributed": ("ParallelEnv", "get_rank", "get_world_size", "init_parallel_env", "prepare_context"),
+    "harness.rank.group": ("ParallelEnv", "get_rank", "get_world_size", "init_parallel_env", "prepare_context"),
     "harness.errors": ("BackendUnavailable", "ConfigError", "HarnessError", "NotComparable", "RankFailed", "RunTimeout"),
-    "harness.batchnorm": ("SyncBatchNorm",),
-    "harness.parallel": ("DataParallel",),
-    "harness.spawning": ("spawn",),
+    "harness.training.parallel.batchnorm": ("SyncBatchNorm",),
+    "harness.training.parallel.ddp": ("DataParallel",),
+    "harness.entrypoints.spawn": ("spawn",),
 }
 
 

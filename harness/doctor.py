@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.environ import cgroup_quota, loopback_interface, usable_cores, wanted_threads
+from harness.entrypoints.settings import Attempt, Request, details, machine, without_paths
 from harness.errors import HarnessError
-from harness.launchers.scratch import Scratch
 from harness.launchers.signals import Interrupted
-from harness.placement import Machine, place
-from harness.plan import RunPlan, Task
-from harness.request import Attempt, Request, details, machine, without_paths
-from harness.rundir import RunDir, write_whole
+from harness.launchers.temp_dir import Scratch
+from harness.run.environment import cgroup_quota, loopback_interface, usable_cores, wanted_threads
+from harness.run.folder import RunDir, write_whole
+from harness.run.placement import Machine, place
+from harness.run.plan import RunPlan, Task
 
 WIDTH = 80
 LAUNCHERS = ("spawn", "launch", "torchrun")

@@ -27,7 +27,7 @@ class NotComparable(HarnessError):
 
 
 class Mismatch(HarnessError):
-    """The ranks do not train what one process trains; the message names rung, step, rank and tensor."""
+    """The ranks do not train what one process trains; the message names check, step, rank and tensor."""
 
     def __init__(self, message: str, is_consequence: bool = False) -> None:
         super().__init__(message)

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from harness import checkpoint
-from harness.audit import Trials, audit
-from harness.compare import correctness
-from harness.context import Rank
-from harness.distributed import init_parallel_env
+from harness.compare.correctness.verdict import judge
 from harness.errors import ConfigError, Mismatch
-from harness.evaluate import eval_dataset_of, evaluate
-from harness.faults.inject import seated, trainers
-from harness.meter import Meter
-from harness.plan import TrainPlan
-from harness.recipe import Recipe, make_recipe
-from harness.record import Evaluation, Step, ratio
-from harness.reducing import reducing, reduction, watch
-from harness.seeds import derive, seed_everything
-from harness.trainer import Seat, StepResult, Trainer
-from harness.verify import MakeTrainer, verify
+from harness.rank.context import Rank
+from harness.rank.group import init_parallel_env
+from harness.run.plan import TrainPlan
+from harness.run.record import Evaluation, Step, ratio
+from harness.training import checkpoint
+from harness.training.evaluate import eval_dataset_of, evaluate
+from harness.training.meter import Meter
+from harness.training.parallel.ddp_timing import reducing, reduction, watch
+from harness.training.recipe import Recipe, make_recipe
+from harness.training.seeds import derive, seed_everything
+from harness.training.trainer import Seat, StepResult, Trainer
+from harness.verify.audit import Trials, audit
+from harness.verify.faults.inject import seated, trainers
+from harness.verify.verification import MakeTrainer, verify
 
 if TYPE_CHECKING:
-    from harness.profiling import StepProfile
+    from harness.training.profiling import StepProfile
 
 DIGEST_STEPS = 3
 """How many first steps leave digests, beside birth and the end."""
@@ -130,7 +130,7 @@ def check(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> None:
     evidence = verify(rank, make_trainer, seat)
     said: list[Any] = ["", False]
     if evidence is not None:
-        verdict = correctness.judge(evidence)
+        verdict = judge(evidence)
         said = ["\n".join(verdict.sentences()), verdict.failed is not None]
     if seat.world_size > 1:
         dist.broadcast_object_list(said, 0)
@@ -190,7 +190,7 @@ class Loop:
         return ratio(float(total[0]), float(total[1]))
 
     def _profiled(self) -> StepProfile:
-        from harness.profiling import StepProfile
+        from harness.training.profiling import StepProfile
 
         path = self._rank.run.trace(self._rank.who.slot)
         return StepProfile(self._trainer, path, max(1, self._plan.warmup_steps))

@@ -42,7 +42,7 @@ class HarnessLauncher(Launcher):
         Raises:
             CompactHydraException: A setting of any job is wrong; no rank has been started.
         """
-        from harness.hydra_jobs import launch
+        from harness.entrypoints.hydra_jobs import launch
 
         return launch(self._context, self._config, self._task_function, job_overrides, initial_job_idx)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import harness
-from harness.launchers import pool
+from harness.launchers import registry
 
 
 @dataclass
@@ -42,9 +42,9 @@ def give(value):
 
 def spawn_in_a_fork(answers, of_parent):
     """Spawn in a process that was forked from one which has a warm server."""
-    mine = id(pool.launcher("spawn")) != of_parent
+    mine = id(registry.launcher("spawn")) != of_parent
     answers.put((mine, harness.spawn(give, args=(1,), nprocs=2, backend="gloo").return_values()))
-    pool.close_all()
+    registry.close_all()
 
 
 def leaves_before_joining():
@@ -190,9 +190,9 @@ def twice():
 
 def plain_process():
     """Join as a process that nobody started as a rank does."""
-    from harness import environ
+    from harness.run import environment
 
-    kept = environ.without_stale(os.environ)
+    kept = environment.without_stale(os.environ)
     os.environ.clear()
     os.environ.update(kept)
     del os.environ["GLOO_SOCKET_IFNAME"]

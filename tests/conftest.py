@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.launchers import pool
+from harness.launchers import registry
 from harness.launchers.spawn import SpawnLauncher
 from tests.processes import descendants, wait_until
 
 
 def warm_server_pid() -> int | None:
     """Return the process id of this session's own warm server."""
-    spawn = pool._launchers.get("spawn")
+    spawn = registry._launchers.get("spawn")
     server = spawn._server if isinstance(spawn, SpawnLauncher) else None
     return server._child.pid if server is not None else None
 
@@ -30,7 +30,7 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Itera
     before, folder = os.environ.get("TMPDIR"), tmp_path_factory.mktemp("tmp")
     os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
     yield folder
-    pool.close_all()
+    registry.close_all()
     tempfile.tempdir = None
     if before is None:
         del os.environ["TMPDIR"]

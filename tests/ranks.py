@@ -1,9 +1,9 @@
 """Groups of ranks for tests: every case of a module runs in forks of one process that has torch imported.
 
-A module's ``CASES`` maps a name to a function of a :class:`~harness.trainer.Seat` and a folder that all groups share. What it
-returns in each rank, or the traceback of what it raised, is what :func:`run_cases` returns. Each case has a process group of
-its own, so that one which leaves its ranks in disorder spoils no other. A rank whose case is done at once leaves that group
-only when all have joined it, as the product's ranks do.
+A module's ``CASES`` maps a name to a function of a :class:`~harness.training.trainer.Seat` and a folder that all groups share.
+What it returns in each rank, or the traceback of what it raised, is what :func:`run_cases` returns. Each case has a process
+group of its own, so that one which leaves its ranks in disorder spoils no other. A rank whose case is done at once leaves that
+group only when all have joined it, as the product's ranks do.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import torch
 import torch._dynamo  # the first optimizer of every rank would import it
 import torch.distributed as dist
 
-from harness.distributed import leave_group
-from harness.environ import INIT_BARRIER
-from harness.lifetime import children_die_with_this_process, die_with_parent
-from harness.trainer import Seat
+from harness.rank.group import leave_group
+from harness.rank.lifetime import children_die_with_this_process, die_with_parent
+from harness.run.environment import INIT_BARRIER
+from harness.training.trainer import Seat
 
 TIMEOUT_S = 400
 COLLECTIVE_S = 20

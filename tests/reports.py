@@ -6,19 +6,19 @@ import random
 import shutil
 from pathlib import Path
 
-from harness.compare.correctness import Rung, Verdict
-from harness.plan import RunPlan, Task, TrainPlan, Trial
-from harness.record import Evaluation, Failure, RankResult, RunResult, Step, to_json
-from harness.report.build import sweep_report
-from harness.report.folder import SweepDir
-from harness.report.sweep_report import JobReport, SweepReport
-from harness.rundir import RunDir, write_json
+from harness.compare.correctness.verdict import Check, Verdict
+from harness.report.sweep.build import sweep_report
+from harness.report.sweep.folder import SweepDir
+from harness.report.sweep.sweep_report import JobReport, SweepReport
+from harness.run.folder import RunDir, write_json
+from harness.run.plan import RunPlan, Task, TrainPlan, Trial
+from harness.run.record import Evaluation, Failure, RankResult, RunResult, Step, to_json
 
 RUNS = Path(__file__).parent / "runs"
 MACHINE = {"cores": "4", "cpu": "Test CPU", "memory": "8.0 GiB", "torch": "2.13.0"}
 WHERE = {"step": 3, "rank": 1, "tensor": "fc.weight"}
-RED = Rung("R4", "reduction", "failed", 0.5, 1e-6, "theorem", "gradients differ <b>a|b</b>", WHERE)
-GREEN = Rung("R0", "contract", "passed", None, None, "bits", "all ranks agree")
+RED = Check("R4", "reduction", "failed", 0.5, 1e-6, "theorem", "gradients differ <b>a|b</b>", WHERE)
+GREEN = Check("R0", "contract", "passed", None, None, "bits", "all ranks agree")
 
 
 def recorded(name, tmp_path):
@@ -102,8 +102,8 @@ def with_trials(job, factor, pairs=6, start_s=0.0, aa=False, order=2, among=None
     return dataclasses.replace(job, trials=tuple(trials))
 
 
-def with_verdict(job, *rungs):
-    return dataclasses.replace(job, correctness=Verdict(tuple(rungs)))
+def with_verdict(job, *checks):
+    return dataclasses.replace(job, correctness=Verdict(tuple(checks)))
 
 
 def changed(sweep, number, **fields):

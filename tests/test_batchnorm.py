@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from harness.batchnorm import SyncBatchNorm, _BatchStatistics, _normalize, with_fixed_statistics
+from harness.training.parallel.batchnorm import SyncBatchNorm, _BatchStatistics, _normalize, with_fixed_statistics
 
 
 class OfItsOwn(nn.BatchNorm1d):

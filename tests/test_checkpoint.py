@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from harness import checkpoint
 from harness.errors import ConfigError
-from harness.trainer import Seat, Trainer
+from harness.training import checkpoint
+from harness.training.trainer import Seat, Trainer
 from tests import toys
 from tests.ranks import Outcomes, run_cases
 from tests.test_trainer import ALONE, trainer

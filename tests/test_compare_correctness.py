@@ -1,4 +1,4 @@
-"""harness.compare.correctness and its ladder, on made-up evidence: green for a correct run, red for each fault."""
+"""harness.compare.correctness and its checks, on made-up evidence: green for a correct run, red for each fault."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from harness.compare import audit, bounds, chains, rung
-from harness.compare.audit import AuditRow, Trial, audit_table
-from harness.compare.correctness import Rung, Verdict, judge
+from harness.compare import detection
+from harness.compare.correctness import bounds, check, checks_runs
+from harness.compare.correctness.check import Check
+from harness.compare.correctness.verdict import Verdict, judge
+from harness.compare.detection import AuditRow, Trial, audit_table
 from harness.errors import NotComparable
-from harness.plan import RunPlan, Task, TrainPlan
-from harness.record import RankResult, RunResult, joined
+from harness.run.plan import RunPlan, Task, TrainPlan
+from harness.run.record import RankResult, RunResult, joined
 
 PARAMETERS = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
 BUFFERS = ("bn.running_mean", "bn.num_batches_tracked")
@@ -126,15 +128,15 @@ def judged(mutate: Mutation, n: int = 2, tier: str = "full") -> Verdict:
 
 
 def red(verdict: Verdict) -> list[str]:
-    return [rung.name for rung in verdict.rungs if rung.status == "failed"]
+    return [check.name for check in verdict.checks if check.status == "failed"]
 
 
 def unchecked(verdict: Verdict) -> dict[str, str]:
-    return {rung.name: rung.detail for rung in verdict.rungs if rung.status == "not checked"}
+    return {check.name: check.detail for check in verdict.checks if check.status == "not checked"}
 
 
-def of(verdict: Verdict, name: str) -> Rung:
-    return next(rung for rung in verdict.rungs if rung.name == name)
+def of(verdict: Verdict, name: str) -> Check:
+    return next(check for check in verdict.checks if check.name == name)
 
 
 def setting(*path: Any) -> Mutation:
@@ -188,17 +190,17 @@ def not_deterministic(evidence: Any) -> None:
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_a_correct_run_is_green(n):
     verdict = judge(green(n))
-    assert [rung.name for rung in verdict.rungs] == [*QUICK[:-1], "R13", "R14"]
-    assert {rung.status for rung in verdict.rungs} == {"passed"}
+    assert [check.name for check in verdict.checks] == [*QUICK[:-1], "R13", "R14"]
+    assert {check.status for check in verdict.checks} == {"passed"}
     assert verdict.failed is None and verdict.is_proof
     assert verdict.label == "equal to 1 process: 13 of 13 checks"
     assert verdict.sentences() == []
-    assert all(rung.detail and rung.title for rung in verdict.rungs)
+    assert all(check.detail and check.title for check in verdict.checks)
 
 
 def test_the_quick_tier_leaves_out_r7_and_r13():
     verdict = judge(green(tier="quick"))
-    assert tuple(rung.name for rung in verdict.rungs) == QUICK
+    assert tuple(check.name for check in verdict.checks) == QUICK
     assert unchecked(verdict) == {"R7": "compare=quick leaves it out, compare=full runs it"}
     assert verdict.label == "equal to 1 process: 11 of 11 checks"
     seen_twice = judged(setting("observed_twice", [[state(s + 1)] * 2 for s in range(NUM_STEPS)]), tier="quick")
@@ -225,7 +227,7 @@ def test_one_rank_without_buffers_says_nothing_of_streams():
 
 
 def test_thresholds_come_with_their_origin():
-    origins = {rung.name: (rung.threshold, rung.origin) for rung in judge(green(3)).rungs}
+    origins = {check.name: (check.threshold, check.origin) for check in judge(green(3)).checks}
     assert origins["R4"] == (1, "theorem")
     assert origins["R7"] == (1, "declared")
     assert origins["R8"] == (4, "measured")
@@ -270,7 +272,7 @@ def lost(count: str, **first: int) -> Mutation:
     return all_of(setting("partition", count, 1), setting("partition", "first", first))
 
 
-# number in the table of faults -> name, mutation, red rungs, where the first one is
+# number in the table of faults -> name, mutation, red checks, where the first one is
 FAULTS: dict[int, tuple[str, Mutation, list[str], dict[str, Any]]] = {
     1: ("last bias not reduced", not_reduced("fc2.bias"), ["R4", "R6"], {"step": 0, "rank": 1, "tensor": "fc2.bias"}),
     2: (
@@ -431,13 +433,13 @@ FAULTS: dict[int, tuple[str, Mutation, list[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("number", FAULTS)
-def test_each_fault_turns_its_rungs_red(number):
-    _, mutate, rungs, where = FAULTS[number]
+def test_each_fault_turns_its_checks_red(number):
+    _, mutate, checks, where = FAULTS[number]
     verdict = judged(mutate, n=1 if number == 15 else 2)
-    assert red(verdict) == rungs
+    assert red(verdict) == checks
     assert verdict.failed is not None and verdict.failed.where is not None
     assert where.items() <= dict(verdict.failed.where).items()
-    assert verdict.label == f"FAILED {rungs[0]}"
+    assert verdict.label == f"FAILED {checks[0]}"
     assert not verdict.is_proof
 
 
@@ -447,7 +449,7 @@ def test_all_36_faults_are_here():
 
 # --- nothing passes on what is not there -------------------------------------------------------------------------------
 
-# Leaves that a correct run may have otherwise, or that only say how a red rung is told.
+# Leaves that a correct run may have otherwise, or that only say how a red check is told.
 HARMLESS = (
     ("format",),
     ("tier",),
@@ -519,7 +521,7 @@ def test_whatever_is_empty_lost_or_not_a_number_is_never_green():
     changes = 0
     for path, bad in every_change(evidence):
         changes += 1
-        all_green = {each.status for each in judge(evidence).rungs} == {"passed"}
+        all_green = {each.status for each in judge(evidence).checks} == {"passed"}
         assert not all_green or is_harmless(path, bad), f"green with {path} = {bad!r}"
     assert changes > 700
     assert judge(evidence) == whole and whole.failed is None
@@ -527,7 +529,7 @@ def test_whatever_is_empty_lost_or_not_a_number_is_never_green():
 
 def test_names_that_are_lost_everywhere_are_red():
     """A tensor that is left out of one stage alone must not go unnoticed because all ranks left it out."""
-    rungs = {
+    checks = {
         "local": ["R3", "R4"],
         "replayed_local": ["R3"],
         "reduced": ["R4", "R14"],
@@ -537,7 +539,7 @@ def test_names_that_are_lost_everywhere_are_red():
         "replayed_after": ["R5"],
         "movement": ["R14"],
     }
-    for key, expected in rungs.items():
+    for key, expected in checks.items():
         evidence = green(2)
         values = evidence["steps"][1][key]
         for each in values if isinstance(values, list) else [values]:
@@ -578,11 +580,11 @@ def test_steps_out_of_order_are_red():
 
 def test_an_empty_evidence_is_red_everywhere_and_raises_nothing():
     verdict = judge({})  # type: ignore[typeddict-item]
-    assert {rung.status for rung in verdict.rungs} == {"failed"}
+    assert {check.status for check in verdict.checks} == {"failed"}
     assert verdict.failed is not None and verdict.failed.where == {"stage": "evidence"}
 
 
-# --- rung by rung ----------------------------------------------------------------------------------------------------
+# --- check by check ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -669,9 +671,9 @@ def test_the_first_gradient_in_the_order_of_backward_is_named():
 
 def test_the_loss_comes_before_its_gradients():
     mutate = all_of(setting("steps", 1, "local", 0, "fc1.bias", "other"), setting("steps", 1, "losses", 1, [0.25]))
-    rung = of(judged(mutate), "R3")
-    assert rung.where == {"step": 1, "rank": 1, "stage": "loss"}
-    assert "the loss is 0.25 where the replay has 1.1" in rung.detail
+    check = of(judged(mutate), "R3")
+    assert check.where == {"step": 1, "rank": 1, "stage": "loss"}
+    assert "the loss is 0.25 where the replay has 1.1" in check.detail
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -771,17 +773,17 @@ def noisy(excess: float | None) -> Mutation:
 
 def test_noise_is_compared_by_the_excess_ratio():
     verdict = judged(noisy(1.2))
-    rung = of(verdict, "R3")
+    check = of(verdict, "R3")
     assert red(verdict) == []
-    assert (rung.status, rung.quantity, rung.threshold, rung.origin) == ("passed", 1.2, 4.0, "measured")
-    assert "deterministic=false" in rung.detail
+    assert (check.status, check.quantity, check.threshold, check.origin) == ("passed", 1.2, 4.0, "measured")
+    assert "deterministic=false" in check.detail
 
 
 @pytest.mark.parametrize("excess", [4.1, math.inf, math.nan])
 def test_more_than_noise_is_red(excess):
-    rung = of(judged(noisy(excess)), "R3")
-    assert rung.status == "failed" and rung.threshold == 4.0 and rung.origin == "measured"
-    assert rung.where == {"step": 1, "rank": 1, "stage": "local gradient", "tensor": "fc1.bias"}
+    check = of(judged(noisy(excess)), "R3")
+    assert check.status == "failed" and check.threshold == 4.0 and check.origin == "measured"
+    assert check.where == {"step": 1, "rank": 1, "stage": "local gradient", "tensor": "fc1.bias"}
 
 
 def test_noise_that_nobody_measured_is_not_checked():
@@ -1114,7 +1116,7 @@ def test_a_red_verdict_in_words():
     assert second == "Also red, and probably for the same reason: R6 (ranks)."
 
 
-def test_a_stage_is_named_where_the_rung_has_several():
+def test_a_stage_is_named_where_the_check_has_several():
     assert "is red at step 1, rank 1, buffers, tensor bn.running_mean: the bits differ" in judged(FAULTS[13][1]).sentences()[0]
     assert "is red at rank 1: its threads is 2" in judged(setting("facts", 1, "threads", 2)).sentences()[0]
     assert "is red at step 3, rank 0, epoch 0, id 9: 1 ids" in judged(FAULTS[7][1]).sentences()[0]
@@ -1131,9 +1133,9 @@ def test_what_was_not_checked_in_words():
     )
 
 
-def test_every_rung_of_the_ladder_has_its_words():
-    assert list(rung._ABOUT) == [f"R{number}" for number in range(15)]
-    assert all(about.causes and about.title for about in rung._ABOUT.values())
+def test_every_check_of_the_ladder_has_its_words():
+    assert list(check._ABOUT) == [f"R{number}" for number in range(15)]
+    assert all(about.causes and about.title for about in check._ABOUT.values())
 
 
 def test_the_earliest_step_names_the_fault_and_then_the_ladder():
@@ -1151,22 +1153,22 @@ def test_the_earliest_step_names_the_fault_and_then_the_ladder():
 
 def test_nothing_checked_is_nothing_proven():
     assert Verdict(()).label == "not checked"
-    assert Verdict((rung.not_checked("R3", "no"),)).label == "not checked"
+    assert Verdict((check.not_checked("R3", "no"),)).label == "not checked"
     assert not Verdict(()).is_proof
 
 
-def test_rungs_from_elsewhere_take_their_place():
+def test_checks_from_elsewhere_take_their_place():
     verdict = judge(green(2))
-    launcher, resume = rung.passed("R10", "same"), rung.not_checked("R12", "no checkpoint")
+    launcher, resume = check.passed("R10", "same"), check.not_checked("R12", "no checkpoint")
     joined_by = verdict.joined_by(resume, launcher)
-    assert [each.name for each in joined_by.rungs] == [f"R{number}" for number in range(15)]
+    assert [each.name for each in joined_by.checks] == [f"R{number}" for number in range(15)]
     assert joined_by.label == "equal to 1 process: 14 of 14 checks"
-    wrong = rung.failed("R13", rung.Mismatch("other", "parameters", 0))
+    wrong = check.failed("R13", check.Mismatch("other", "parameters", 0))
     assert verdict.joined_by(wrong).label == "FAILED R13"
-    assert verdict.joined_by(wrong).joined_by(rung.passed("R13", "")).label == "FAILED R13"
-    assert verdict.joined_by(rung.not_checked("R13", "")).label == verdict.label
-    twice = verdict.joined_by(rung.passed("R13", "one")).joined_by(rung.passed("R13", "two"))
-    assert next(each.detail for each in twice.rungs if each.name == "R13").endswith("one; two")
+    assert verdict.joined_by(wrong).joined_by(check.passed("R13", "")).label == "FAILED R13"
+    assert verdict.joined_by(check.not_checked("R13", "")).label == verdict.label
+    twice = verdict.joined_by(check.passed("R13", "one")).joined_by(check.passed("R13", "two"))
+    assert next(each.detail for each in twice.checks if each.name == "R13").endswith("one; two")
 
 
 # --- runs against runs -----------------------------------------------------------------------------------------------
@@ -1180,23 +1182,23 @@ def chain(n: int = 2, dones: tuple[int, ...] = (0, 1, 2, 3, 8)) -> list[list[dic
 
 
 def test_ranks_that_drift_late_are_red():
-    verdict = chains.compare_ranks(chain(3), synchronised=False)
+    verdict = checks_runs.compare_ranks(chain(3), synchronised=False)
     assert (verdict.name, verdict.status) == ("R6", "passed")
     assert verdict.detail == "parameters and optimizer of 3 ranks are equal in bits, after 0, 1, 2, 3, 8 steps"
-    assert chains.compare_ranks(chain(3), synchronised=True).where == {"step": 0, "rank": 1, "stage": "buffers at birth"}
+    assert checks_runs.compare_ranks(chain(3), synchronised=True).where == {"step": 0, "rank": 1, "stage": "buffers at birth"}
     drifted = chain(3)
     drifted[2][4]["optimizer"] = "other"
-    verdict = chains.compare_ranks(drifted, synchronised=False)
+    verdict = checks_runs.compare_ranks(drifted, synchronised=False)
     assert verdict.where == {"step": 7, "rank": 2, "stage": "optimizer"} and "drift apart" in verdict.causes
     del drifted[1][3]
-    verdict = chains.compare_ranks(drifted, synchronised=False)
+    verdict = checks_runs.compare_ranks(drifted, synchronised=False)
     assert verdict.where == {"step": 2, "rank": 1, "stage": "parameters"} and verdict.detail == "it left no such digest"
-    assert chains.compare_ranks(chain(1), synchronised=False).status == "not checked"
-    assert chains.compare_ranks([[], []], synchronised=False).status == "not checked"
+    assert checks_runs.compare_ranks(chain(1), synchronised=False).status == "not checked"
+    assert checks_runs.compare_ranks([[], []], synchronised=False).status == "not checked"
 
 
 def test_two_launchers_agree():
-    verdict = chains.compare_chains(chain(), chain(), ("job 0", "job 3"))
+    verdict = checks_runs.compare_chains(chain(), chain(), ("job 0", "job 3"))
     assert (verdict.name, verdict.status) == ("R10", "passed")
     assert verdict.detail == "job 0 and job 3 left the same digests on 2 ranks, after 0, 1, 2, 3, 8 steps"
 
@@ -1206,16 +1208,16 @@ def test_what_differs_first_between_launchers_is_named():
     other[1][2]["buffers"] = "other"
     other[0][4]["parameters"] = "other"
     other[1][2]["optimizer"] = "other"
-    verdict = chains.compare_chains(chain(), other, ("job 0", "job 3"))
+    verdict = checks_runs.compare_chains(chain(), other, ("job 0", "job 3"))
     assert verdict.where == {"step": 1, "rank": 1, "stage": "buffers"}
     assert verdict.sentence().startswith(
         "R10 (launcher) is red at step 1, rank 1, buffers: the bits of job 0 and job 3 differ."
     )
     other[0][0]["parameters"] = "other"
-    verdict = chains.compare_chains(chain(), other)
+    verdict = checks_runs.compare_chains(chain(), other)
     assert verdict.where == {"step": 0, "rank": 0, "stage": "parameters at birth"}
-    assert chains.compare_chains(chain(), other, deterministic=False).status == "not checked"
-    assert chains.compare_chains(chain(), chain(), deterministic=False).status == "passed"
+    assert checks_runs.compare_chains(chain(), other, deterministic=False).status == "not checked"
+    assert checks_runs.compare_chains(chain(), chain(), deterministic=False).status == "passed"
 
 
 @pytest.mark.parametrize(
@@ -1233,68 +1235,73 @@ def test_what_differs_first_between_launchers_is_named():
 def test_missing_digests_are_not_equal(spoil):
     other = chain()
     spoil(other)
-    assert chains.compare_chains(chain(), other).status == "failed"
-    assert chains.compare_chains(other, chain()).status == "failed"
+    assert checks_runs.compare_chains(chain(), other).status == "failed"
+    assert checks_runs.compare_chains(other, chain()).status == "failed"
 
 
 def test_what_both_runs_lack_is_not_equal_either():
     for spoil in (lambda run: run[1].clear(), lambda run: run[1].pop(), lambda run: run[0][1].update(buffers="")):
         other = chain()
         spoil(other)
-        assert chains.compare_chains(other, copy.deepcopy(other)).status == "failed"
+        assert checks_runs.compare_chains(other, copy.deepcopy(other)).status == "failed"
 
 
 def test_runs_without_digests_are_not_checked():
-    assert chains.compare_chains([], []).status == "not checked"
-    assert chains.compare_chains([[], []], [[], []]).status == "not checked"
-    assert chains.compare_chains([[{"done": 0}]], [[{"done": 0}]]).status == "failed"
+    assert checks_runs.compare_chains([], []).status == "not checked"
+    assert checks_runs.compare_chains([[], []], [[], []]).status == "not checked"
+    assert checks_runs.compare_chains([[{"done": 0}]], [[{"done": 0}]]).status == "failed"
 
 
 def test_verifications_are_compared_tensor_by_tensor():
     evidence = green(2)
-    assert chains.compare_chains(chains.evidence_chains(evidence), chains.evidence_chains(green(2))).status == "passed"
+    assert (
+        checks_runs.compare_chains(checks_runs.evidence_chains(evidence), checks_runs.evidence_chains(green(2))).status
+        == "passed"
+    )
     evidence["steps"][2]["after"][0]["fc9.bias"] = "more"
-    verdict = chains.compare_chains(chains.evidence_chains(green(2)), chains.evidence_chains(evidence))
+    verdict = checks_runs.compare_chains(checks_runs.evidence_chains(green(2)), checks_runs.evidence_chains(evidence))
     assert verdict.where == {"step": 2, "rank": 0, "stage": "state after", "tensor": "fc9.bias"}
     evidence["steps"][1]["local"][1].update({"fc1.bias": "other", "fc2.weight": "other"})
     evidence["steps"][1]["reduced"][0]["fc2.bias"] = "other"
-    verdict = chains.compare_chains(chains.evidence_chains(green(2)), chains.evidence_chains(evidence))
+    verdict = checks_runs.compare_chains(checks_runs.evidence_chains(green(2)), checks_runs.evidence_chains(evidence))
     assert verdict.where == {"step": 1, "rank": 1, "stage": "local gradient", "tensor": "fc2.weight"}
 
 
 def test_verifications_of_two_launchers_are_compared():
     evidence = green(2)
     evidence["steps"][1]["local"][1]["fc2.weight"] = "other"
-    verdict = chains.compare_verifications(plan(), green(2), plan(job=3), evidence)
+    verdict = checks_runs.compare_verifications(plan(), green(2), plan(job=3), evidence)
     assert verdict.where == {"step": 1, "rank": 1, "stage": "local gradient", "tensor": "fc2.weight"}
     assert verdict.detail == "the bits of the verification of job 0 and that of job 3 differ"
-    assert chains.compare_verifications(plan(), green(2), plan(job=3), green(2)).status == "passed"
+    assert checks_runs.compare_verifications(plan(), green(2), plan(job=3), green(2)).status == "passed"
     with pytest.raises(NotComparable):
-        chains.compare_verifications(plan(), green(2), trained(plan(), seed=1), green(2))
+        checks_runs.compare_verifications(plan(), green(2), trained(plan(), seed=1), green(2))
 
 
 def test_what_one_run_lacks_is_told():
     shorter = green(2)
     for key in ("steps", "observed_twice"):
         del shorter[key][2]
-    verdict = chains.compare_chains(chains.evidence_chains(green(2)), chains.evidence_chains(shorter), ("job 0", "job 3"))
+    verdict = checks_runs.compare_chains(
+        checks_runs.evidence_chains(green(2)), checks_runs.evidence_chains(shorter), ("job 0", "job 3")
+    )
     assert verdict.where == {"step": 2, "rank": 0, "stage": "rng"} and verdict.detail == "job 3 left no such digest"
-    verdict = chains.compare_chains(chain(dones=(0, 1)), chain(dones=(0,)), ("job 0", "job 3"))
+    verdict = checks_runs.compare_chains(chain(dones=(0, 1)), chain(dones=(0,)), ("job 0", "job 3"))
     assert verdict.where == {"step": 0, "rank": 0, "stage": "parameters"} and verdict.detail == "job 3 left no such digest"
-    verdict = chains.compare_chains(chain(dones=(0,)), chain(dones=(0, 1)), ("job 0", "job 3"))
+    verdict = checks_runs.compare_chains(chain(dones=(0,)), chain(dones=(0, 1)), ("job 0", "job 3"))
     assert verdict.detail == "job 0 left no such digest"
 
 
 def test_resumed_runs():
     resumed = chain(dones=(4, 5, 6, 7, 8))
-    verdict = chains.compare_resumed(chain(), resumed)
+    verdict = checks_runs.compare_resumed(chain(), resumed)
     assert (verdict.name, verdict.status) == ("R12", "passed") and "after 8 steps" in verdict.detail
     resumed[1][-1]["optimizer"] = "lost"
-    verdict = chains.compare_resumed(chain(), resumed)
+    verdict = checks_runs.compare_resumed(chain(), resumed)
     assert verdict.where == {"step": 7, "rank": 1, "stage": "optimizer"} and "not restored" in verdict.causes
-    assert chains.compare_resumed(chain(), resumed, deterministic=False).status == "not checked"
-    assert chains.compare_resumed(chain(), chain(dones=(4,))).status == "not checked"
-    assert chains.compare_resumed(chain(), chain(n=3)).status == "failed"
+    assert checks_runs.compare_resumed(chain(), resumed, deterministic=False).status == "not checked"
+    assert checks_runs.compare_resumed(chain(), chain(dones=(4,))).status == "not checked"
+    assert checks_runs.compare_resumed(chain(), chain(n=3)).status == "failed"
 
 
 def test_a_resumed_run_begins_with_rank_0s_buffers():
@@ -1304,16 +1311,16 @@ def test_a_resumed_run_begins_with_rank_0s_buffers():
     after = {link["done"]: link["buffers"] for link in whole[1]}
     for link in resumed[1]:
         link["buffers"] = after.get(link["done"], "")
-    assert chains.compare_resumed(whole, resumed).where == {"step": 0, "rank": 1, "stage": "buffers"}
+    assert checks_runs.compare_resumed(whole, resumed).where == {"step": 0, "rank": 1, "stage": "buffers"}
     resumed[1][0]["buffers"] = whole[0][1]["buffers"]
-    assert chains.compare_resumed(whole, resumed).status == "passed"
+    assert checks_runs.compare_resumed(whole, resumed).status == "passed"
 
 
 def test_a_data_set_that_goes_on_is_not_compared_with_the_verification():
     evidence = green(2)
     evidence["data_goes_on"] = True
-    rung = chains.compare_observed(evidence, [])
-    assert rung.status == "not checked" and "generator of its own" in rung.detail
+    check = checks_runs.compare_observed(evidence, [])
+    assert check.status == "not checked" and "generator of its own" in check.detail
 
 
 def test_only_buffers_of_synchronised_layers_must_agree():
@@ -1324,7 +1331,7 @@ def test_only_buffers_of_synchronised_layers_must_agree():
     for names, is_red in ((["own"], True), ([], False)):
         evidence["synchronised"] = names
         assert ("R6" in red(judge(evidence))) is is_red
-        assert not chains.are_all_synchronised(evidence)
+        assert not checks_runs.are_all_synchronised(evidence)
 
 
 # --- may they be compared --------------------------------------------------------------------------------------------
@@ -1342,9 +1349,9 @@ def trained(of: RunPlan, **changes: Any) -> RunPlan:
 def test_how_runs_were_started_is_no_difference():
     other = plan(job=3, method="torchrun", start_method="fork", argv=("run.py", "launcher=torchrun"), cwd="/elsewhere")
     other = trained(dataclasses.replace(other, timeout_s=5.0, max_restarts=2), log_every=1, on_mismatch="warn")
-    assert chains.differences(plan(), other) == {}
-    assert chains.may_share_reference(plan(), other)
-    chains.require_same_training(plan(), other)
+    assert checks_runs.differences(plan(), other) == {}
+    assert checks_runs.may_share_reference(plan(), other)
+    checks_runs.require_same_training(plan(), other)
 
 
 @pytest.mark.parametrize(
@@ -1367,29 +1374,29 @@ def test_how_runs_were_started_is_no_difference():
     ],
 )
 def test_differences(other, expected):
-    assert chains.differences(plan(), other) == expected
-    assert chains.may_share_reference(plan(), other) is (expected == {})
+    assert checks_runs.differences(plan(), other) == expected
+    assert checks_runs.may_share_reference(plan(), other) is (expected == {})
 
 
 def test_runs_that_differ_are_refused():
     other = trained(plan(job=3), global_batch_size=128, seed=1)
     with pytest.raises(NotComparable) as caught:
-        chains.require_same_training(other, plan())
+        checks_runs.require_same_training(other, plan())
     assert str(caught.value) == "job 3 cannot be compared with job 0: global_batch_size is 128 against 64, seed is 1 against 0."
     result = RunResult("ok", tuple(RankResult(rank, digests=tuple(each)) for rank, each in enumerate(chain())))
     with pytest.raises(NotComparable):
-        chains.compare_runs(other, result, plan(), result)
-    assert chains.compare_runs(plan(job=3), result, plan(), result).status == "passed"
+        checks_runs.compare_runs(other, result, plan(), result)
+    assert checks_runs.compare_runs(plan(job=3), result, plan(), result).status == "passed"
 
 
 def test_a_nan_setting_is_equal_to_itself():
-    assert chains.differences(trained(plan(), recipe={"x": math.nan}), trained(plan(), recipe={"x": math.nan})) == {}
+    assert checks_runs.differences(trained(plan(), recipe={"x": math.nan}), trained(plan(), recipe={"x": math.nan})) == {}
 
 
 def test_a_reference_is_shared_at_the_same_depth_only():
-    assert not chains.may_share_reference(plan(), trained(plan(), compare="full"))
-    assert not chains.may_share_reference(trained(plan(), compare="off"), trained(plan(), compare="off"))
-    assert not chains.may_share_reference(dataclasses.replace(plan(), train=None), dataclasses.replace(plan(), train=None))
+    assert not checks_runs.may_share_reference(plan(), trained(plan(), compare="full"))
+    assert not checks_runs.may_share_reference(trained(plan(), compare="off"), trained(plan(), compare="off"))
+    assert not checks_runs.may_share_reference(dataclasses.replace(plan(), train=None), dataclasses.replace(plan(), train=None))
 
 
 # --- the training against its verification ------------------------------------------------------------------------------
@@ -1409,7 +1416,7 @@ def recorded(n: int = 2) -> list[list[dict[str, Any]]]:
 
 
 def test_the_training_is_what_was_verified():
-    verdict = chains.compare_observed(green(2), recorded())
+    verdict = checks_runs.compare_observed(green(2), recorded())
     assert (verdict.name, verdict.status) == ("R13", "passed")
     assert verdict.detail == "the training has the digests of what was verified, after 0, 1, 2, 3 steps"
 
@@ -1418,27 +1425,27 @@ def test_the_training_is_what_was_verified():
 def test_a_training_that_is_not_what_was_verified(kind, stage):
     digests_of = recorded()
     digests_of[1][2][kind] = "other"
-    verdict = chains.compare_observed(green(2), digests_of)
+    verdict = checks_runs.compare_observed(green(2), digests_of)
     assert verdict.where == {"step": 1, "rank": 1, "stage": stage}
     evidence = green(2)
     evidence["deterministic"] = False
-    assert chains.compare_observed(evidence, digests_of).status == "not checked"
+    assert checks_runs.compare_observed(evidence, digests_of).status == "not checked"
     del digests_of[1][2][kind]
-    assert chains.compare_observed(green(2), digests_of).status == "failed"
+    assert checks_runs.compare_observed(green(2), digests_of).status == "failed"
 
 
 def test_a_training_that_cannot_be_compared_with_its_verification():
     later = [[link for link in each if link["done"] > 3] for each in recorded()]
-    assert chains.compare_observed(green(2), later).status == "not checked"
-    assert chains.compare_observed(green(2), []).status == "not checked"
-    assert chains.compare_observed(green(2), recorded(3)).status == "failed"
+    assert checks_runs.compare_observed(green(2), later).status == "not checked"
+    assert checks_runs.compare_observed(green(2), []).status == "not checked"
+    assert checks_runs.compare_observed(green(2), recorded(3)).status == "failed"
     one_rank_lost_a_line = recorded()
     del one_rank_lost_a_line[1][1]
-    assert chains.compare_observed(green(2), one_rank_lost_a_line).status == "failed"
+    assert checks_runs.compare_observed(green(2), one_rank_lost_a_line).status == "failed"
 
 
 def test_a_module_may_be_called_optimizer():
-    link = chains.by_kind(1, {"optimizer.weight": "a", "optimizer.0.momentum": "b"}, {}, {"optimizer.weight": "g"})
+    link = checks_runs.by_kind(1, {"optimizer.weight": "a", "optimizer.0.momentum": "b"}, {}, {"optimizer.weight": "g"})
     assert link["parameters"] == joined({"optimizer.weight": "a"})
     assert link["optimizer"] == joined({"optimizer.0.momentum": "b"})
 
@@ -1480,8 +1487,8 @@ def test_the_audit_in_words():
 
 def test_the_ladder_in_an_audit():
     trials = [
-        Trial(name, tuple(rungs), red(judged(mutate, n=1 if number == 15 else 2))[0], 0.0, True)
-        for number, (name, mutate, rungs, _) in FAULTS.items()
+        Trial(name, tuple(checks), red(judged(mutate, n=1 if number == 15 else 2))[0], 0.0, True)
+        for number, (name, mutate, checks, _) in FAULTS.items()
     ]
     assert all(row.is_right for row in audit_table(trials))
 
@@ -1491,16 +1498,18 @@ def test_the_ladder_in_an_audit():
 
 def test_it_needs_the_standard_library_alone():
     allowed = sys.stdlib_module_names | {"harness"}
-    folder = Path(audit.__file__).parent
-    for name in ("agreement", "audit", "beginnings", "bounds", "chains", "correctness", "ladder", "links", "rung"):
-        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text())):
+    folder = Path(detection.__file__).parent
+    files = [folder / "detection.py", *(folder / "correctness").glob("*.py")]
+    assert len(files) > 9
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert all(module.split(".")[0] in allowed for module in modules), (name, modules)
+            assert all(module.split(".")[0] in allowed for module in modules), (path, modules)
 
 
 def test_the_evidence_stays_as_it_was():
     evidence = green(3)
     judge(evidence)
-    chains.compare_observed(evidence, recorded(3))
+    checks_runs.compare_observed(evidence, recorded(3))
     assert evidence == green(3)

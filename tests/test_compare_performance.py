@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from harness import stats
-from harness.compare import communication, launches, order, performance, phases, scaling
-from harness.compare.launches import Launch
-from harness.compare.order import Slot
+from harness.compare.performance import bandwidth, launches, phases, scaling, schedule, stats
+from harness.compare.performance import verdict as performance
+from harness.compare.performance.launches import Launch
+from harness.compare.performance.schedule import Slot
 from harness.errors import NotComparable
 
 # Recorded on 2 shared cores, in the order launched: a Python process that times 24 loops; (pair, arm, median step
@@ -188,28 +188,28 @@ def test_the_number_for_a_table_is_of_steps_or_of_launches() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_schedule_is_a_pilot_and_abba(seed: int) -> None:
-    slots = order.schedule(4, seed, ("a", "b"))
+    slots = schedule.schedule(4, seed, ("a", "b"))
     first, second = (slots[0].arm, "b" if slots[0].arm == "a" else "a")
     assert [slot.arm for slot in slots] == [first, *(first, second, second, first) * 2]
     assert [slot.pair for slot in slots] == [None, 0, 0, 1, 1, 2, 2, 3, 3]
     assert [slot.order for slot in slots] == list(range(9))
-    assert slots == order.schedule(4, seed, ("a", "b"))
+    assert slots == schedule.schedule(4, seed, ("a", "b"))
 
 
 def test_the_starting_arm_is_drawn() -> None:
-    started = [order.schedule(1, seed, ("a", "b"), pilot=False)[0].arm for seed in range(200)]
+    started = [schedule.schedule(1, seed, ("a", "b"), pilot=False)[0].arm for seed in range(200)]
     assert 70 < started.count("a") < 130
 
 
 def test_three_arms_run_forth_and_back() -> None:
-    arms = [slot.arm for slot in order.schedule(2, 0, ("a", "b", "c"), pilot=False)]
+    arms = [slot.arm for slot in schedule.schedule(2, 0, ("a", "b", "c"), pilot=False)]
     assert arms[3:] == arms[:3][::-1]
 
 
 @pytest.mark.parametrize(("pairs", "arms"), [(0, ("a", "b")), (2, ("a", "a"))])
 def test_a_schedule_needs_pairs_and_different_arms(pairs: int, arms: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match="at least 1 pair and different arms"):
-        order.schedule(pairs, 0, arms)
+        schedule.schedule(pairs, 0, arms)
 
 
 def _run(slots: Sequence[Slot], dirty: set[int]) -> list[Launch]:
@@ -217,39 +217,39 @@ def _run(slots: Sequence[Slot], dirty: set[int]) -> list[Launch]:
 
 
 def test_contaminated_pairs_are_repeated_in_the_same_order_of_arms() -> None:
-    slots = order.schedule(3, 0, ("a", "b"))
-    again = order.repeats(slots, _run(slots, dirty={4}))
+    slots = schedule.schedule(3, 0, ("a", "b"))
+    again = schedule.repeats(slots, _run(slots, dirty={4}))
     assert [(slot.order, slot.pair, slot.replaces) for slot in again] == [(7, 3, 1), (8, 3, 1)]
     assert [slot.arm for slot in again] == [slot.arm for slot in slots if slot.pair == 1]
 
 
 def test_at_most_2_pairs_are_repeated_in_all() -> None:
-    slots = order.schedule(4, 0, ("a", "b"))
+    slots = schedule.schedule(4, 0, ("a", "b"))
     launches = _run(slots, dirty={1, 3, 5})
-    again = order.repeats(slots, launches)
+    again = schedule.repeats(slots, launches)
     assert [slot.replaces for slot in again] == [0, 0, 1, 1]
-    assert order.repeats([*slots, *again], [*launches, *_run(again, dirty={again[0].order})]) == []
+    assert schedule.repeats([*slots, *again], [*launches, *_run(again, dirty={again[0].order})]) == []
 
 
 def test_a_repeat_that_is_contaminated_too_is_repeated() -> None:
-    slots = order.schedule(2, 0, ("a", "b"))
-    again = order.repeats(slots, launches := _run(slots, dirty={1}))
-    last = order.repeats([*slots, *again], [*launches, *_run(again, dirty={5})])
+    slots = schedule.schedule(2, 0, ("a", "b"))
+    again = schedule.repeats(slots, launches := _run(slots, dirty={1}))
+    last = schedule.repeats([*slots, *again], [*launches, *_run(again, dirty={5})])
     assert {(slot.pair, slot.replaces) for slot in last} == {(3, 2)}
     assert [slot.order for slot in last] == [7, 8]
 
 
 def test_a_pair_with_a_missing_launch_is_repeated_and_a_dirty_pilot_is_not() -> None:
-    slots = order.schedule(2, 0, ("a", "b"))
+    slots = schedule.schedule(2, 0, ("a", "b"))
     launches = _run(slots, dirty={0})
-    assert order.repeats(slots, launches) == []
-    assert {slot.replaces for slot in order.repeats(slots, launches[:-1])} == {1}
+    assert schedule.repeats(slots, launches) == []
+    assert {slot.replaces for slot in schedule.repeats(slots, launches[:-1])} == {1}
 
 
 def test_a_pair_that_is_too_short_to_tell_is_not_repeated_in_vain() -> None:
-    slots = order.schedule(2, 0, ("a", "b"))
+    slots = schedule.schedule(2, 0, ("a", "b"))
     short = [dataclasses.replace(one, wall_s=0.1, cpu_pressure=0.25) for one in _run(slots, dirty=set())]
-    assert order.repeats(slots, short) == []
+    assert schedule.repeats(slots, short) == []
 
 
 # What may be compared
@@ -588,14 +588,14 @@ def test_scaling_refuses_batch_sizes_and_arms_that_do_not_fit() -> None:
 
 
 def test_the_straggler_is_named_with_how_often_it_was_slowest() -> None:
-    found = communication.straggler([[1.0, 1.0, 1.0, 3.0], [1.0, 1.0, 1.0, 1.0], [1.5, 1.5, 1.5, 1.0]])
-    assert found == communication.Straggler(index=1.5, rank=2, share=0.75)
+    found = bandwidth.straggler([[1.0, 1.0, 1.0, 3.0], [1.0, 1.0, 1.0, 1.0], [1.5, 1.5, 1.5, 1.0]])
+    assert found == bandwidth.Straggler(index=1.5, rank=2, share=0.75)
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
-    assert communication.algorithm_bandwidth(64 * 2**20, 0.5) == 128 * 2**20
-    assert communication.bus_bandwidth(1000, 0.001, 4) == pytest.approx(1.5e6)  # 2 (4 - 1) / 4
-    assert communication.bus_bandwidth(1000, 0.001, 1) == 0.0
+    assert bandwidth.algorithm_bandwidth(64 * 2**20, 0.5) == 128 * 2**20
+    assert bandwidth.bus_bandwidth(1000, 0.001, 4) == pytest.approx(1.5e6)  # 2 (4 - 1) / 4
+    assert bandwidth.bus_bandwidth(1000, 0.001, 1) == 0.0
 
 
 # Phases
@@ -634,10 +634,14 @@ def test_an_unknown_mark_is_refused() -> None:
         phases.phases({"called": 0.0, "warmed": 1.0})
 
 
-SIDE_BY_SIDE = {f"harness.compare.{name}" for name in ("agreement", "launches", "order")}
+SIDE_BY_SIDE = {
+    "harness.compare.performance",
+    "harness.compare.correctness.agreement",
+    *(f"harness.compare.performance.{name}" for name in ("launches", "schedule")),
+}
 
 
-@pytest.mark.parametrize("module", [communication, launches, order, performance, phases, scaling, stats])
+@pytest.mark.parametrize("module", [bandwidth, launches, phases, scaling, schedule, stats, performance])
 def test_the_parent_pays_for_no_numerical_library(module: ModuleType) -> None:
     tree = ast.parse(Path(str(module.__file__)).read_text())
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]

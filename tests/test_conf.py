@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from harness.config import GROUPS, Conf
-from harness.plan import TrainPlan
+from harness.run.plan import TrainPlan
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"

@@ -7,16 +7,16 @@ import types
 import pytest
 import torch
 
-from harness import compiling
-from harness.compare.correctness import judge
-from harness.compress import WIRE, comm_hook
+from harness.compare.correctness.verdict import judge
+from harness.entrypoints.repeat import groups
 from harness.errors import ConfigError
-from harness.plan import Ddp, RunPlan
-from harness.report.build import may_pair, sweep_report
-from harness.report.notes import compressed, notes
-from harness.rounding import reduction_ratios
-from harness.rundir import RunDir
-from harness.trials import groups
+from harness.report.sweep.build import may_pair, sweep_report
+from harness.report.sweep.notes import compressed, notes
+from harness.run.folder import RunDir
+from harness.run.plan import Ddp, RunPlan
+from harness.training import compiling
+from harness.training.parallel.comm_hooks import WIRE, comm_hook
+from harness.verify.rounding import reduction_ratios
 from tests.reports import MACHINE, job_of, plan_of
 from tests.test_compare_correctness import green, unchecked
 
@@ -77,9 +77,9 @@ def test_compression_is_no_fault_and_no_proof_either():
         "not_mathematics": "gradients travel compressed",
     }
     verdict = judge(evidence)
-    rung = next(rung for rung in verdict.rungs if rung.name == "R4")
-    assert (verdict.failed, rung.status, rung.origin) == (None, "passed", "declared")
-    assert "within the rounding of ddp.comm_hook=fp16" in rung.detail
+    check = next(check for check in verdict.checks if check.name == "R4")
+    assert (verdict.failed, check.status, check.origin) == (None, "passed", "declared")
+    assert "within the rounding of ddp.comm_hook=fp16" in check.detail
     assert not verdict.is_proof and verdict.label.startswith("not proven")
 
 

@@ -10,8 +10,8 @@ import numpy
 import pytest
 import torch
 
-from harness.digest import gradient_digest, optimizer_digests, tensor_digest, value_digest
 from harness.errors import ConfigError
+from harness.training.digest import gradient_digest, optimizer_digests, tensor_digest, value_digest
 
 
 class Plain:

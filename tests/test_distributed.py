@@ -11,9 +11,10 @@ import pytest
 
 import harness
 import harness.distributed
-from harness.distributed import ParallelEnv
-from harness.environ import slurm_rendezvous, without_stale
-from harness.spawning import spawn
+import harness.rank.group
+from harness.entrypoints.spawn import spawn
+from harness.rank.group import ParallelEnv
+from harness.run.environment import slurm_rendezvous, without_stale
 from tests import calls
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,8 +83,8 @@ def test_device_on_the_cpu(environment):
 
 def test_device_of_an_accelerator(environment, monkeypatch):
     environment(RANK="1", LOCAL_RANK="1", WORLD_SIZE="2")
-    monkeypatch.setattr("harness.distributed.may_have_accelerator", lambda: True)
-    monkeypatch.setattr("harness.distributed._machine", lambda: harness.distributed.Machine(devices={"cuda": 2}))
+    monkeypatch.setattr("harness.rank.group.may_have_accelerator", lambda: True)
+    monkeypatch.setattr("harness.rank.group._machine", lambda: harness.rank.group.Machine(devices={"cuda": 2}))
     env = ParallelEnv()
     assert (env.device_type, env.device_id, env.dev_id) == ("cuda", 1, 1)
 
@@ -121,8 +122,8 @@ def test_another_group_than_the_one_remembered(environment, monkeypatch):
 
     environment()
     left = ParallelEnv()
-    monkeypatch.setattr("harness.distributed._joined", [left])
-    monkeypatch.setattr("harness.distributed._group_exists", lambda: True)
+    monkeypatch.setattr("harness.rank.group._joined", [left])
+    monkeypatch.setattr("harness.rank.group._group_exists", lambda: True)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
@@ -134,8 +135,8 @@ def test_another_group_than_the_one_remembered(environment, monkeypatch):
 def test_group_of_a_script_is_left_before_the_interpreter_goes():
     script = (
         "import atexit, harness\n"
-        "atexit.register(lambda: print(harness.distributed._group_exists()))\n"
-        "print(harness.init_parallel_env('gloo').world_size, harness.distributed._group_exists())"
+        "atexit.register(lambda: print(harness.rank.group._group_exists()))\n"
+        "print(harness.init_parallel_env('gloo').world_size, harness.rank.group._group_exists())"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["1 True", "False"]

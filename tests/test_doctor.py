@@ -13,7 +13,7 @@ import pytest
 from harness import doctor
 from harness.doctor import Finding, as_json, as_text
 from harness.errors import HarnessError
-from harness.placement import Machine
+from harness.run.placement import Machine
 
 ROOT = Path(__file__).resolve().parent.parent
 has_gpu = os.path.exists("/dev/nvidia0")
@@ -53,7 +53,7 @@ def names_and_marks(findings):
 @pytest.fixture
 def asks_torch(monkeypatch):
     """Have ``auto`` ask torch, as it does where there is a device file."""
-    monkeypatch.setattr("harness.placement.may_have_accelerator", lambda: True)
+    monkeypatch.setattr("harness.run.placement.may_have_accelerator", lambda: True)
 
 
 def test_machine_with_gpus(asks_torch, monkeypatch):

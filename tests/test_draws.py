@@ -11,9 +11,9 @@ from torch import Tensor, distributions, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from harness.draws import ConstantDraws, UnknownDraw
-from harness.narrowing import Narrowing
-from harness.state import undisturbed_random
+from harness.training.state import undisturbed_random
+from harness.verify.constant_draws import ConstantDraws, UnknownDraw
+from harness.verify.narrowing import Narrowing
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
@@ -224,7 +224,7 @@ def test_an_operation_of_which_nothing_is_known_is_named() -> None:
 
 
 def test_a_loop_that_refuses_its_number_ends(monkeypatch) -> None:
-    monkeypatch.setattr("harness.draws.MOST_DRAWS", 100)
+    monkeypatch.setattr("harness.verify.constant_draws.MOST_DRAWS", 100)
     with ConstantDraws(), pytest.raises(UnknownDraw, match="again and again"):
         while torch.rand(1) < 0.6:
             pass

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.environ import RankEnvironment, cgroup_quota, common_environment, wanted_threads, without_stale
-from harness.plan import RunPlan, Task
+from harness.run.environment import RankEnvironment, cgroup_quota, common_environment, wanted_threads, without_stale
+from harness.run.plan import RunPlan, Task
 
 
 def test_plain_process_is_no_rank() -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.digest import value_digest
 from harness.errors import ConfigError
-from harness.evaluate import eval_dataset_of, evaluate
-from harness.state import random_states
-from harness.trainer import Seat
+from harness.training.digest import value_digest
+from harness.training.evaluate import eval_dataset_of, evaluate
+from harness.training.state import random_states
+from harness.training.trainer import Seat
 from tests import toys
 from tests.ranks import Outcomes, run_cases
 from tests.test_trainer import trainer

@@ -24,20 +24,20 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
-from harness import audit as audits
-from harness.audit import Trials
-from harness.batchnorm import SyncBatchNorm
-from harness.compare.audit import audit_lines, audit_table, trials_of
+from harness.compare.detection import audit_lines, audit_table, trials_of
 from harness.errors import Mismatch
-from harness.exchange import Collective, exchanging
-from harness.faults.inject import inject
-from harness.faults.seams import INJECTIONS, DoesNotApply
-from harness.faults.table import FAULTS
-from harness.plan import Ddp, TrainPlan
-from harness.replay import NEEDS_PEERS, Reference
-from harness.rundir import RunDir
+from harness.run.faults import FAULTS
+from harness.run.folder import RunDir
+from harness.run.plan import Ddp, TrainPlan
 from harness.train import prepare
-from harness.trainer import Trainer
+from harness.training.parallel.batchnorm import SyncBatchNorm
+from harness.training.parallel.batchnorm_messages import Collective, exchanging
+from harness.training.trainer import Trainer
+from harness.verify import audit as audits
+from harness.verify.audit import Trials
+from harness.verify.faults.inject import inject
+from harness.verify.faults.seams import INJECTIONS, DoesNotApply
+from harness.verify.reference import NEEDS_PEERS, Reference
 from tests import toys
 from tests.ranks import Outcomes, run_cases
 
@@ -779,7 +779,7 @@ def mine(name, **settings):
     return {"_target_": f"tests.test_faults.{name}", "count": 51, "dtype": "float32", **settings}
 
 
-# User's recipe -> the rungs of which one must be red first.
+# User's recipe -> the checks of which one must be red first.
 USERS = {
     "hook on rank 1": (mine("Hooked", ranks=[1]), {"R3"}),
     "hook on rank 0, where the reference runs": (mine("Hooked", ranks=[0]), {"R3"}),
@@ -919,7 +919,7 @@ def taken(plan, seat, folder):
     trial = trials.take(plan)
     said = trials.verdict.sentences() if trials.verdict is not None else []
     proven = trials.verdict is not None and trials.verdict.is_proof
-    return None if trial is None else (trial.fired, {**trial.rungs, "proven": proven}, said)
+    return None if trial is None else (trial.fired, {**trial.checks, "proven": proven}, said)
 
 
 def faulty(name, **settings):
@@ -976,9 +976,9 @@ def audited(seat, folder):
 
 
 def blind(seat, folder):
-    """Return what an audit says whose ladder is blind to a fault."""
+    """Return what an audit says whose checks are blind to a fault."""
     audits.CORRECT_RUNS, known = 0, audits.FAULTS
-    judge, audits.judge = audits.judge, lambda evidence: SimpleNamespace(failed=None, rungs=())
+    judge, audits.judge = audits.judge, lambda evidence: SimpleNamespace(failed=None, checks=())
     audits.FAULTS = {name: known[name] for name in ("not_sharded", "divided_twice")}
     rank = stub(seat, folder)
     rank.plan.train = plan_of(compare="audit", on_mismatch="stop")
@@ -1030,34 +1030,34 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 @pytest.mark.ranks
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", FAULTS)
-def test_every_fault_is_caught_by_its_rung(outcomes, name, size):
-    fired, rungs, said = outcomes.of(size, name)[0]
-    assert fired in FAULTS[name].rungs, (rungs, said)
+def test_every_fault_is_caught_by_its_check(outcomes, name, size):
+    fired, checks, said = outcomes.of(size, name)[0]
+    assert fired in FAULTS[name].checks, (checks, said)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", CORRECT)
 def test_no_correct_run_is_accused(outcomes, name, size):
-    fired, rungs, said = outcomes.of(size, f"correct: {name}")[0]
+    fired, checks, said = outcomes.of(size, f"correct: {name}")[0]
     assert fired is None, said
-    assert rungs["proven"] == (name not in NOT_PROVEN), rungs
+    assert checks["proven"] == (name not in NOT_PROVEN), checks
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("size", SIZES)
 def test_buffers_that_one_forward_leaves_the_next_are_followed(outcomes, size):
     for name, status in {"spectral norm": "passed", "remembers what it has seen": "not checked"}.items():
-        _, rungs, said = outcomes.of(size, f"correct: {name}")[0]
-        assert rungs["R7"] == status, said
+        _, checks, said = outcomes.of(size, f"correct: {name}")[0]
+        assert checks["R7"] == status, said
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", USERS)
 def test_faults_of_a_users_own_code_are_caught(outcomes, name, size):
-    fired, rungs, said = outcomes.of(size, f"user: {name}")[0]
-    assert fired in USERS[name][1], (rungs, said)
+    fired, checks, said = outcomes.of(size, f"user: {name}")[0]
+    assert fired in USERS[name][1], (checks, said)
     if name == "hidden statistics in training":
         assert "rank 1, activation, module linear" in said[0]
 
@@ -1066,26 +1066,26 @@ def test_faults_of_a_users_own_code_are_caught(outcomes, name, size):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", WITH_SYNC_BN)
 def test_faults_are_caught_under_synchronised_batch_norm(outcomes, name, size):
-    fired, rungs, said = outcomes.of(size, f"{name} with sync_bn")[0]
-    assert fired in FAULTS[name].rungs, (rungs, said)
+    fired, checks, said = outcomes.of(size, f"{name} with sync_bn")[0]
+    assert fired in FAULTS[name].checks, (checks, said)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("what", ["gather", "total"])
 def test_statistics_that_a_rank_hears_wrong_are_caught(outcomes, what, size):
-    fired, rungs, said = outcomes.of(size, f"{what} misheard")[0]
-    assert fired == "R4" and "statistics, tensor 1" in said[0], (rungs, said)
+    fired, checks, said = outcomes.of(size, f"{what} misheard")[0]
+    assert fired == "R4" and "statistics, tensor 1" in said[0], (checks, said)
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("data", ["", ", other samples"])
 def test_kernels_that_waver_are_compared_within_noise(outcomes, size, data):
-    fired, rungs, said = outcomes.of(size, f"wavering{data}")[0]
-    assert fired is None and rungs["R3"] == "passed", (rungs, said)
-    fired, rungs, said = outcomes.of(size, f"wavering, and wrong{data}")[0]
-    assert fired == "R3" and "excess ratio" in said[0], (rungs, said)
+    fired, checks, said = outcomes.of(size, f"wavering{data}")[0]
+    assert fired is None and checks["R3"] == "passed", (checks, said)
+    fired, checks, said = outcomes.of(size, f"wavering, and wrong{data}")[0]
+    assert fired == "R3" and "excess ratio" in said[0], (checks, said)
 
 
 @pytest.mark.ranks
@@ -1096,9 +1096,9 @@ def test_a_fault_of_a_chosen_size_is_caught(outcomes, size):
 
 @pytest.mark.ranks
 def test_layers_synchronised_among_some_ranks_are_not_replayed(outcomes):
-    fired, rungs, said = outcomes.of(4, "in pairs")[0]
+    fired, checks, said = outcomes.of(4, "in pairs")[0]
     assert fired is None, said
-    assert {rungs[name] for name in ("R3", "R7", "R11")} == {"not checked"}
+    assert {checks[name] for name in ("R3", "R7", "R11")} == {"not checked"}
 
 
 @pytest.mark.ranks
@@ -1110,7 +1110,7 @@ def test_a_fault_too_small_for_bits_is_caught_in_float64(outcomes, size):
 @pytest.mark.ranks
 def test_shards_that_are_unequal_in_the_last_batch_alone(outcomes):
     """Batches of 15 divide by 3 ranks; of the last one's 7 samples, rank 0 has one more than the others."""
-    assert outcomes.of(3, "unequal in the last batch alone")[0][0] in FAULTS["unequal_shards_averaged_equally"].rungs
+    assert outcomes.of(3, "unequal in the last batch alone")[0][0] in FAULTS["unequal_shards_averaged_equally"].checks
 
 
 @pytest.mark.ranks
@@ -1228,6 +1228,6 @@ def test_a_plan_without_a_fault_is_left_alone():
 
 
 def toys_seat():
-    from harness.trainer import Seat
+    from harness.training.trainer import Seat
 
     return Seat(0, 1, torch.device("cpu"))

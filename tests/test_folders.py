@@ -12,8 +12,8 @@ import pytest
 
 from harness import config
 from harness.errors import HarnessError
-from harness.rundir import RunDir, write_whole
-from harness.sweep import alone_in
+from harness.run.folder import RunDir, write_whole
+from harness.run.job import alone_in
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,7 +36,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
 
 def test_a_folder_in_use_is_refused(tmp_path):
     with alone_in(tmp_path):
-        code = f"from harness.sweep import alone_in\nfrom pathlib import Path\nwith alone_in(Path({str(tmp_path)!r})): pass"
+        code = f"from pathlib import Path\nfrom harness.run.job import alone_in\nwith alone_in(Path({str(tmp_path)!r})): pass"
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
         assert done.returncode != 0 and "another command is running in" in done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import forking
+from harness.training import forking
 
 
 def test_threads_are_waited_for_until_they_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

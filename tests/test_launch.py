@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import launch, options, store
+from harness.entrypoints import launch_command, options
+from harness.entrypoints.options import parse, split
+from harness.entrypoints.settings import Console
 from harness.errors import BackendUnavailable, ConfigError, HarnessError
-from harness.options import parse, split
-from harness.request import Console
-from harness.rundir import RunDir
-from harness.sweep import alone_in
+from harness.rank import store
+from harness.run.folder import RunDir
+from harness.run.job import alone_in
 from tests.processes import alive, descendants, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,7 +44,7 @@ def run(*arguments: object, **settings) -> subprocess.CompletedProcess[str]:
 def plan(*arguments: str):
     """Return the plan of a command's line, without running it."""
     asked = parse([*arguments, "script.py"])
-    return launch.make_plan(asked, launch.Task(kind="script", path="script.py"))
+    return launch_command.make_plan(asked, launch_command.Task(kind="script", path="script.py"))
 
 
 @pytest.fixture
@@ -246,11 +247,11 @@ def test_backends_that_cannot_run_here(line, message):
 
 def test_messages_name_settings_as_they_are_typed():
     said = "backend=nccl needs one GPU per rank: nprocs=4, but 1 GPU is visible. Use backend=gloo or nprocs=1."
-    assert launch._in_words_of_options(said) == (
+    assert launch_command._in_words_of_options(said) == (
         "--backend=nccl needs one GPU per rank: --nprocs=4, but 1 GPU is visible. Use --backend=gloo or --nprocs=1."
     )
-    assert launch._in_words_of_options("silent for 2 s (launcher.timeout_s)") == "silent for 2 s (--timeout_s)"
-    assert launch._in_words_of_options("--nprocs=2 and --nproc_per_node=3") == "--nprocs=2 and --nproc_per_node=3"
+    assert launch_command._in_words_of_options("silent for 2 s (launcher.timeout_s)") == "silent for 2 s (--timeout_s)"
+    assert launch_command._in_words_of_options("--nprocs=2 and --nproc_per_node=3") == "--nprocs=2 and --nproc_per_node=3"
 
 
 # --- the script --------------------------------------------------------------------------------------------------------
@@ -267,16 +268,16 @@ def test_scripts_that_are_none(tmp_path):
         if content is not None:
             (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigError) as caught:
-            launch.script_task(str(tmp_path / name), [])
+            launch_command.script_task(str(tmp_path / name), [])
         assert str(caught.value).startswith(f"The script {str(tmp_path / name)!r} ") and message in str(caught.value)
     with pytest.raises(ConfigError, match=r"is a folder without a __main__\.py"):
-        launch.script_task(str(tmp_path), [])
+        launch_command.script_task(str(tmp_path), [])
 
 
 def test_script_in_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=r"is a pipe or a device, which only one rank could read\. Save it in a file"):
-        launch.script_task(str(tmp_path / "pipe"), [])
+        launch_command.script_task(str(tmp_path / "pipe"), [])
 
 
 def test_script_that_cannot_be_read(script, monkeypatch):
@@ -285,7 +286,7 @@ def test_script_that_cannot_be_read(script, monkeypatch):
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(ConfigError, match=r"cannot be read: Permission denied\."):
-        launch.script_task(str(script), [])
+        launch_command.script_task(str(script), [])
 
 
 def test_modules(tmp_path, monkeypatch):
@@ -294,13 +295,13 @@ def test_modules(tmp_path, monkeypatch):
     (tmp_path / "pkg" / "__init__.py").write_text("raise RuntimeError('imported in the parent')")
     (package / "train.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert launch.module_task("pkg.inner.train", ["x"]).module == "pkg.inner.train"
+    assert launch_command.module_task("pkg.inner.train", ["x"]).module == "pkg.inner.train"
     for name in ("pkg.nothing", "nothing.at.all", "pkg.inner.train.deeper"):
         with pytest.raises(ConfigError, match=f"^There is no module '{name}' in Python's search path or the current folder"):
-            launch.module_task(name, [])
+            launch_command.module_task(name, [])
     monkeypatch.chdir(package)
     with pytest.raises(ConfigError, match=r"^There is no module 'train\.py': leave out --module to run a file\."):
-        launch.module_task("train.py", [])
+        launch_command.module_task("train.py", [])
 
 
 def test_the_option_that_was_left_out_is_not_blamed(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.loader import to_device
+from harness.training.loader import to_device
 
 
 class Encoding(UserDict[str, Any]):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.meter import Meter, _busy_s, _children_s
+from harness.training.meter import Meter, _busy_s, _children_s
 
 
 def test_own_work_is_part_of_the_machines() -> None:

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from harness.narrowing import Narrowing
+from harness.verify.narrowing import Narrowing
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.outcome import End, first_to_fall, judge, listed
-from harness.record import Failure, RankResult, RunResult, Step
+from harness.run.outcome import End, first_to_fall, judge, listed
+from harness.run.record import Failure, RankResult, RunResult, Step
 
 LOGS = [f"out/rank-{rank}.log" for rank in range(4)]
 

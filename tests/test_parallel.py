@@ -26,9 +26,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from harness.batchnorm import SyncBatchNorm, convert_sync_batchnorm
 from harness.errors import ConfigError, HarnessError, Mismatch
-from harness.parallel import DataParallel
+from harness.training.parallel.batchnorm import SyncBatchNorm, convert_sync_batchnorm
+from harness.training.parallel.ddp import DataParallel
 
 BATCH = 6  # divides by 2 and by 3
 TIMEOUT_S = 90

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from harness import backend, placement
 from harness.errors import BackendUnavailable, ConfigError
-from harness.placement import Machine, Placement, place
+from harness.rank import backend
+from harness.run import placement
+from harness.run.placement import Machine, Placement, place
 
 CPU = Machine("2.13", ("gloo",))
 CUDA = Machine("2.13", ("gloo", "nccl"), {"cuda": 4})

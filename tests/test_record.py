@@ -9,10 +9,20 @@ from pathlib import Path
 import pytest
 
 from harness.errors import NotComparable
-from harness.plan import RunPlan, Task, TrainPlan
-from harness.record import FORMAT, Evaluation, Failure, RankResult, RunResult, Step, check_format, run_result_from_json, to_json
-from harness.recorder import Recorder, failure_of
-from harness.rundir import RunDir, has_end
+from harness.run.folder import RunDir, has_end
+from harness.run.plan import RunPlan, Task, TrainPlan
+from harness.run.record import (
+    FORMAT,
+    Evaluation,
+    Failure,
+    RankResult,
+    RunResult,
+    Step,
+    check_format,
+    run_result_from_json,
+    to_json,
+)
+from harness.run.recorder import Recorder, failure_of
 
 FAILURE = Failure("ValueError", 'bad "x"', "mine.py:7", "Traceback ...", False, 5.0)
 

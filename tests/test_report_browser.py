@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.report import table as tables
-from harness.report.folder import read_sweep
 from harness.report.html import Html
 from harness.report.pictures import Pictures
+from harness.report.sweep import table as tables
+from harness.report.sweep.folder import read_sweep
 from harness.report.tensorboard import TensorBoard
-from harness.rundir import RunDir
-from harness.sweep import Job
+from harness.run.folder import RunDir
+from harness.run.job import Job
 from tests.browser import MISSING, Browser, is_there
 from tests.reports import hundred_jobs, job_of, recorded, written
 

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.reducing import Reducing, reducing, reduction, watch
-from harness.report.bandwidth import bandwidth_table, measured
-from harness.report.build import sweep_report
+from harness.report.figures.waiting import communication, exposed_share, straggler_of, waiting, waiting_said
 from harness.report.html import sweep_html
 from harness.report.markdown import sweep_markdown
-from harness.report.notes import notes
+from harness.report.sweep.bandwidth_table import bandwidth_table, measured
+from harness.report.sweep.build import sweep_report
+from harness.report.sweep.notes import notes
 from harness.report.terminal import report_lines
-from harness.report.waiting import communication, exposed_share, straggler_of, waiting, waiting_said
+from harness.training.parallel.ddp_timing import Reducing, reducing, reduction, watch
 from tests.reports import MACHINE, four_jobs, job_of, result_of
 
 

@@ -8,16 +8,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness.compare.correctness import Verdict
-from harness.report.folder import read_sweep
+from harness.compare.correctness.verdict import Verdict
 from harness.report.html import Html, sweep_html
 from harness.report.jsonfile import Json
 from harness.report.junit import Junit, sweep_junit
 from harness.report.markdown import Markdown, sweep_markdown
-from harness.report.notes import MOST_REMARKS
 from harness.report.pictures import Pictures, read_pictures
-from harness.report.rungs import MOST_LADDERS, ladders
-from harness.report.sweep_report import SweepReport
+from harness.report.sweep.checks_table import MOST_TABLES, check_tables
+from harness.report.sweep.folder import read_sweep
+from harness.report.sweep.notes import MOST_REMARKS
+from harness.report.sweep.sweep_report import SweepReport
 from tests.reports import (
     GREEN,
     RED,
@@ -106,7 +106,7 @@ def drawn_folder(sweep):
 
 def test_the_table_is_in_the_page(drawn):
     page = Page(sweep_html(drawn))
-    assert page.rows == 5 + sum(1 + len(ladder.table.rows) for ladder in ladders(drawn)[0])
+    assert page.rows == 5 + sum(1 + len(table.table.rows) for table in check_tables(drawn)[0])
     assert "identical to job 0" in page.texts and "equal to 1 process: 11 of 11 checks" in page.texts
     assert "2.13.0+cpu" in page.texts
 
@@ -121,12 +121,12 @@ def test_what_failed_is_in_the_page_and_cannot_break_it():
 
 def test_every_check_stands_in_page_and_markdown_with_its_bound_and_whose_or_why_it_was_not_run(drawn):
     html, markdown = sweep_html(drawn), sweep_markdown(drawn)
-    for rung in drawn.jobs[1].correctness.rungs:
-        assert rung.title in html and f"| {rung.name} | {rung.title} | {rung.status} |" in markdown
-        assert escape(rung.detail) in html
-    reduction = next(rung for rung in drawn.jobs[1].correctness.rungs if rung.name == "R4")
+    for check in drawn.jobs[1].correctness.checks:
+        assert check.title in html and f"| {check.name} | {check.title} | {check.status} |" in markdown
+        assert escape(check.detail) in html
+    reduction = next(check for check in drawn.jobs[1].correctness.checks if check.name == "R4")
     assert f"| R4 | reduction | passed | {reduction.quantity:.3g} | 1 | theorem | " in markdown
-    assert any(rung.status == "not checked" for rung in drawn.jobs[1].correctness.rungs)
+    assert any(check.status == "not checked" for check in drawn.jobs[1].correctness.checks)
 
 
 def test_jobs_with_the_same_checks_share_a_table_that_holds_their_worst_numbers():
@@ -134,20 +134,18 @@ def test_jobs_with_the_same_checks_share_a_table_that_holds_their_worst_numbers(
     green = dataclasses.replace(GREEN, name="R4", quantity=0.25, threshold=1, origin="theorem")
     for number, quantity in ((0, 0.25), (1, 0.5), (3, 0.125)):
         sweep = changed(sweep, number, correctness=Verdict((GREEN, dataclasses.replace(green, quantity=quantity))))
-    red, shared = ladders(changed(sweep, 2, correctness=Verdict((GREEN, RED))))[0]
+    red, shared = check_tables(changed(sweep, 2, correctness=Verdict((GREEN, RED))))[0]
     assert (red.is_red, shared.is_red, shared.title) == (True, False, "Job 0-1, 3: not proven: 2 of 2 checks")
     assert shared.table.column("seen") == ["", "0.5"] and shared.table.column("threshold") == ["equal", "1"]
     assert red.table.rows[1][-1] == "gradients differ <b>a|b</b> at step 3, rank 1, tensor fc.weight"
     page = sweep_html(changed(sweep, 2, correctness=Verdict((GREEN, RED))))
-    assert page.count('<details class="rungs" open>') == page.count('<details class="rungs">') == 1
+    assert page.count('<details class="checks" open>') == page.count('<details class="checks">') == 1
 
 
 def test_of_many_different_ladders_the_first_are_shown_and_the_rest_is_counted():
-    jobs = [dataclasses.replace(job_of(n), correctness=Verdict((RED,))) for n in range(MOST_LADDERS + 3)]
-    found, rest = ladders(SweepReport("f", tuple(jobs)))
-    assert (
-        len(found) == MOST_LADDERS and rest.startswith("Of 3 more jobs") and rest in sweep_html(SweepReport("f", tuple(jobs)))
-    )
+    jobs = [dataclasses.replace(job_of(n), correctness=Verdict((RED,))) for n in range(MOST_TABLES + 3)]
+    found, rest = check_tables(SweepReport("f", tuple(jobs)))
+    assert len(found) == MOST_TABLES and rest.startswith("Of 3 more jobs") and rest in sweep_html(SweepReport("f", tuple(jobs)))
 
 
 def test_settings_cannot_break_the_page_or_the_markdown():

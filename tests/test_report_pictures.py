@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness.compare.phases import PHASES
-from harness.plan import Ddp
-from harness.report import charts
-from harness.report.build import sweep_report
-from harness.report.folder import read_sweep
-from harness.report.grids import fault_matrix
-from harness.report.marks import marks_of, oversubscribed, start_up, thinned
+from harness.compare.performance.phases import PHASES
+from harness.report.figures import charts
+from harness.report.figures.grids import fault_matrix
+from harness.report.figures.theme import GREY, SERIES, for_page, line, styled
+from harness.report.figures.timeline import marks_of, oversubscribed, start_up, thinned
 from harness.report.pictures import Pictures, read_pictures
-from harness.report.theme import GREY, SERIES, for_page, line, styled
+from harness.report.sweep.build import sweep_report
+from harness.report.sweep.folder import read_sweep
+from harness.run.plan import Ddp
 from tests.reports import (
     GREEN,
     MACHINE,
@@ -223,6 +223,6 @@ def test_colour_blind_people_can_tell_all_lines_apart_by_colour_or_dashes(kind):
 
 
 def test_every_mark_of_a_rank_is_a_phase():
-    sources = [path.read_text() for path in Path(harness.__file__).parent.glob("*.py")]
+    sources = [path.read_text() for path in Path(harness.__file__).parent.rglob("*.py")]
     marked = {name for source in sources for name in re.findall(r"\.mark\(\"([^\"]+)\"\)", source)}
     assert {"verified", "audited", "task loaded", "finished"} <= marked <= PHASES.keys()

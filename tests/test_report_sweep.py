@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.__main__ import main
 from harness.errors import ConfigError, NotComparable
-from harness.machine import machine_facts
-from harness.plan import Ddp
-from harness.record import FORMAT, to_json
-from harness.report import table as tables
-from harness.report.against import against, against_table
-from harness.report.arms import launch_of
-from harness.report.build import sweep_report
-from harness.report.folder import SweepDir, find_sweeps, read_sweep, whole_sweep
+from harness.report.rebuild import main
 from harness.report.reporter import Reporters
+from harness.report.sweep import table as tables
+from harness.report.sweep.against import against, against_table
+from harness.report.sweep.build import sweep_report
+from harness.report.sweep.folder import SweepDir, find_sweeps, read_sweep, whole_sweep
+from harness.report.sweep.samples import launch_of
 from harness.report.terminal import Terminal
-from harness.rundir import RunDir, write_json
-from harness.sweep import Job
+from harness.run.folder import RunDir, write_json
+from harness.run.job import Job
+from harness.run.machine import machine_facts
+from harness.run.plan import Ddp
+from harness.run.record import FORMAT, to_json
 from tests.reports import MACHINE, changed, failed_result, four_jobs, job_of, recorded, result_of, with_trials, written
 
 FILES = {"report.html", "report.md", "report.json", "junit.xml"}
@@ -190,7 +190,7 @@ def test_where_sums_do_not_fit_what_others_did_is_unknown(wall_s, busy_s, others
 def test_all_reports_are_made_again_without_torch(tmp_path):
     folder = recorded("four_jobs", tmp_path)
     code = (
-        "import sys; from harness.compare.__main__ import main\n"
+        "import sys; from harness.report.rebuild import main\n"
         f"status = main([{str(folder)!r}]); assert 'torch' not in sys.modules; sys.exit(status)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

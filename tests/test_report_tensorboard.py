@@ -11,14 +11,14 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer.record_writer import masked_crc32c as theirs
 
-from harness.report import table as tables
-from harness.report.events import EventFile, masked_crc32c
-from harness.report.folder import read_sweep
+from harness.report.event_file import EventFile, masked_crc32c
 from harness.report.pictures import Pictures
-from harness.report.sweep_report import SweepReport
+from harness.report.sweep import table as tables
+from harness.report.sweep.folder import read_sweep
+from harness.report.sweep.sweep_report import SweepReport
 from harness.report.tensorboard import TensorBoard, hparams
-from harness.rundir import RunDir, read_events
-from harness.sweep import Job
+from harness.run.folder import RunDir, read_events
+from harness.run.job import Job
 from tests.reports import GREEN, RED, changed, failed_result, four_jobs, job_of, recorded, with_verdict, written
 
 SCALARS = {"loss/train", "loss/eval", "accuracy/eval", "perf/step_ms", "perf/samples_per_s", "lr"}
@@ -261,7 +261,7 @@ def test_a_foreign_app_gets_no_events(tmp_path):
 
 def test_the_writer_imports_neither_torch_nor_numpy_and_starts_no_thread(tmp_path):
     code = (
-        "import sys, threading; import harness.report.tensorboard; from harness.report.events import EventFile\n"
+        "import sys, threading; import harness.report.tensorboard; from harness.report.event_file import EventFile\n"
         f"EventFile(__import__('pathlib').Path({str(tmp_path)!r}), 1.0).scalars({{'a': 1.0}}, 0, 1.0)\n"
         "assert not {'torch', 'numpy', 'matplotlib', 'tensorflow'} & set(sys.modules), sys.modules.keys()\n"
         "assert threading.active_count() == 1"

@@ -5,21 +5,21 @@ import math
 import pytest
 from rich.console import Console
 
-from harness.faults.table import FAULTS
-from harness.plan import Ddp
-from harness.record import Failure, RankResult, RunResult
-from harness.report import table as tables
-from harness.report.bandwidth import RECIPE
-from harness.report.build import sweep_report
 from harness.report.html import sweep_html
 from harness.report.jsonfile import sweep_json
 from harness.report.junit import sweep_junit
 from harness.report.markdown import sweep_markdown
-from harness.report.notes import failures, how_sure, notes, unproven, unsteady
+from harness.report.sweep import table as tables
+from harness.report.sweep.bandwidth_table import RECIPE
+from harness.report.sweep.build import sweep_report
+from harness.report.sweep.notes import failures, how_sure, notes, unproven, unsteady
+from harness.report.sweep.text import both_ends, flow, shortened
 from harness.report.terminal import Terminal, headline, report_lines, traceback_of_another
-from harness.report.text import both_ends, flow, shortened
-from harness.rundir import RunDir
-from harness.sweep import Job
+from harness.run.faults import FAULTS
+from harness.run.folder import RunDir
+from harness.run.job import Job
+from harness.run.plan import Ddp
+from harness.run.record import Failure, RankResult, RunResult
 from tests.reports import (
     GREEN,
     MACHINE,
@@ -246,18 +246,18 @@ def test_a_trace_is_told_where_it_lies(tmp_path):
 
 
 def test_what_is_missing_in_a_proof_is_said_in_a_sentence():
-    def rung(name, status="passed", detail="why not"):
+    def check(name, status="passed", detail="why not"):
         return dataclasses.replace(GREEN, name=name, title="it", status=status, detail=detail)
 
-    def said(*rungs, nprocs=2):
-        return unproven([with_verdict(job_of(0, nprocs=nprocs), *rungs)])
+    def said(*checks, nprocs=2):
+        return unproven([with_verdict(job_of(0, nprocs=nprocs), *checks)])
 
-    half = [rung("R3"), rung("R4"), rung("R5")]
-    assert said(*half, rung("R7", "not checked")) == ["Not proven (job 0): R7 (it) was not checked: why not."]
-    assert said(*half[:2], rung("R5", "not checked", "no"), rung("R7"), rung("R8", "not checked")) == [
+    half = [check("R3"), check("R4"), check("R5")]
+    assert said(*half, check("R7", "not checked")) == ["Not proven (job 0): R7 (it) was not checked: why not."]
+    assert said(*half[:2], check("R5", "not checked", "no"), check("R7"), check("R8", "not checked")) == [
         "Not proven (job 0): R5 (it) was not checked: no."
     ]
-    assert said(*half, rung("R8")) == [] and unproven([job_of(0)]) == []
+    assert said(*half, check("R8")) == [] and unproven([job_of(0)]) == []
 
 
 def test_a_run_that_was_ended_is_not_called_failed():

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from harness.profiling import StepProfile
-from harness.report.build import sweep_report
+from harness.report.sweep.build import sweep_report
 from harness.report.trace import Trace, clock_offset_us, merged, phases_of
-from harness.rundir import CLOCK_EVENT, RunDir
+from harness.run.folder import CLOCK_EVENT, RunDir
+from harness.training.profiling import StepProfile
 from tests.reports import MACHINE, job_of
 from tests.test_trainer import toys, trainer
 

@@ -8,14 +8,14 @@ import signal
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 
-from harness import hydra_jobs
-from harness.compare.correctness import Verdict
-from harness.hydra_jobs import JobFailed, fail_the_red
+from harness.compare.correctness.verdict import Verdict
+from harness.entrypoints import hydra_jobs
+from harness.entrypoints.hydra_jobs import JobFailed, fail_the_red
 from harness.launchers.signals import Interrupted
-from harness.report.build import sweep_report
-from harness.report.folder import SweepDir, read_sweep
-from harness.rundir import RunDir
-from harness.sweep import Job
+from harness.report.sweep.build import sweep_report
+from harness.report.sweep.folder import SweepDir, read_sweep
+from harness.run.folder import RunDir
+from harness.run.job import Job
 from tests.reports import MACHINE, failed_result, job_of, recorded, with_trial, with_trials
 
 
@@ -28,31 +28,31 @@ def spoil_digest(folder, done):
     path.write_text(json.dumps(data))
 
 
-def rungs_of(sweep, number):
+def checks_of(sweep, number):
     verdict = next(job.correctness for job in sweep.jobs if job.plan.job == number)
     assert isinstance(verdict, Verdict)
-    return {rung.name: rung.status for rung in verdict.rungs}
+    return {check.name: check.status for check in verdict.checks}
 
 
 def test_honest_runs_pass_both(tmp_path):
     sweep = read_sweep(recorded("four_jobs", tmp_path))
-    assert rungs_of(sweep, 1)["R13"] == "passed"
-    assert [rungs_of(sweep, number).get("R10") for number in range(4)].count("passed") >= 1
+    assert checks_of(sweep, 1)["R13"] == "passed"
+    assert [checks_of(sweep, number).get("R10") for number in range(4)].count("passed") >= 1
 
 
 def test_a_training_that_leaves_what_was_verified_is_red(tmp_path):
     folder = recorded("four_jobs", tmp_path)
     spoil_digest(folder / "0", done=1)
-    assert rungs_of(read_sweep(folder), 0)["R13"] == "failed"
+    assert checks_of(read_sweep(folder), 0)["R13"] == "failed"
 
 
 def test_launchers_that_train_differently_are_red_and_fail_the_job(tmp_path):
     folder = recorded("four_jobs", tmp_path)
-    job = next(number for number in range(4) if rungs_of(read_sweep(folder), number).get("R10") == "passed")
+    job = next(number for number in range(4) if checks_of(read_sweep(folder), number).get("R10") == "passed")
     last = max(link["done"] for link in json.loads(RunDir(folder / str(job)).result.read_text())["ranks"][0]["digests"])
     spoil_digest(folder / str(job), done=last)
     sweep = read_sweep(folder)
-    assert rungs_of(sweep, job)["R10"] == "failed"
+    assert checks_of(sweep, job)["R10"] == "failed"
     jobs = [Job(one.plan, RunDir(one.folder)) for one in sweep.jobs]
     returns = [JobReturn(status=JobStatus.COMPLETED) for _ in jobs]
     fail_the_red(sweep, jobs, returns)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.rundir import RunDir
+from harness.run.folder import RunDir
 from tests.processes import alive, descendants, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,13 +19,13 @@ SETTINGS = ["backend=gloo", "nprocs=2", "threads=1", "hydra.sweep.dir=out"]
 
 INTERRUPTED = """\
 import run
-from harness.launchers import pool
+from harness.launchers import registry
 
 def warm_up_for(arguments):
     print(arguments)
     raise KeyboardInterrupt
 
-pool.warm_up_for = warm_up_for
+registry.warm_up_for = warm_up_for
 run.cli()
 """
 

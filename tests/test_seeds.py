@@ -8,8 +8,8 @@ import numpy
 import pytest
 import torch
 
-from harness.seeds import derive, epoch_order, seed_everything, seed_rank
-from harness.state import random_states, set_random_states, undisturbed_random
+from harness.training.seeds import derive, epoch_order, seed_everything, seed_rank
+from harness.training.state import random_states, set_random_states, undisturbed_random
 
 
 def drawn() -> tuple[float, float, float]:

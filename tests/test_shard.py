@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.shard import global_batches, pieces, shard
+from harness.training.shard import global_batches, pieces, shard
 
 
 @pytest.mark.parametrize("ranks", range(1, 6))

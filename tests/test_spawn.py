@@ -17,10 +17,10 @@ import pytest
 
 import harness
 from harness import BackendUnavailable, ConfigError, RankFailed, RunTimeout
-from harness.launchers import pool
-from harness.raising import RankTraceback
-from harness.request import Request, machine
-from harness.spawning import _refers_to_main, spawn
+from harness.entrypoints.exceptions import RankTraceback
+from harness.entrypoints.settings import Request, machine
+from harness.entrypoints.spawn import _refers_to_main, spawn
+from harness.launchers import registry
 from tests import calls
 from tests.processes import alive, descendants, wait_until
 
@@ -163,7 +163,7 @@ def test_no_rank_was_started_by_any_refusal():
 
 
 def test_placement_of_devices(monkeypatch):
-    monkeypatch.setattr("harness.request.machine", lambda: machine_with(cuda=4))
+    monkeypatch.setattr("harness.entrypoints.settings.machine", lambda: machine_with(cuda=4))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     for request, devices in [
         (Request(nprocs=2, backend="nccl"), ("4", "5")),
@@ -180,7 +180,7 @@ def test_placement_of_devices(monkeypatch):
 
 
 def machine_with(**devices):
-    from harness.placement import Machine
+    from harness.run.placement import Machine
 
     return Machine("2.13.0", ("gloo", "nccl"), devices)
 
@@ -358,7 +358,7 @@ def test_exception_keeps_its_type_and_tells_where():
     assert (error.rank, error.exit_code, error.signal) == (1, 1, None) and error.pid > 0
     assert isinstance(error.__cause__, RankTraceback)
     assert 'calls.py", line' in str(error.__cause__) and "raise Custom" in str(error.__cause__)
-    assert "harness/rank.py" not in str(error.__cause__)
+    assert "harness/rank/process.py" not in str(error.__cause__)
     assert error.__notes__[0].startswith("rank 1 of 2 failed: Custom: bad batch (") and "rank-1.log" not in error.__notes__[0]
 
 
@@ -544,14 +544,14 @@ def test_signals_to_the_parent_leave_nothing(tmp_path, number):
 HAS_CHILDREN = """\
 import harness, multiprocessing, subprocess, sys, time
 from pathlib import Path
-from harness.launchers import pool
+from harness.launchers import registry
 from tests import calls
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     context = harness.spawn(calls.pid_then_wait, args=(str(folder),), nprocs=2, join=False)
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     child.start()
-    other = subprocess.Popen(["sleep", "600"], pass_fds=[pool.launcher("spawn").warm().fileno()])
+    other = subprocess.Popen(["sleep", "600"], pass_fds=[registry.launcher("spawn").warm().fileno()])
     (folder / "children").write_text(f"{child.pid} {other.pid}")
     time.sleep(600)
 """
@@ -637,7 +637,7 @@ def test_multiprocessing_spawns_inside_a_rank_too(tmp_path):
 
 @pytest.mark.ranks
 def test_an_endless_message_is_cut_where_it_is_recorded(tmp_path):
-    from harness.recorder import MESSAGE_LENGTH, failure_of
+    from harness.run.recorder import MESSAGE_LENGTH, failure_of
 
     try:
         calls.fail_at_length()
@@ -671,7 +671,7 @@ def test_threads_each_have_a_run():
     def one(number):
         return [harness.spawn(calls.give, args=(number,), nprocs=2, backend="gloo").return_values() for _ in range(3)]
 
-    pool.close_all()
+    registry.close_all()
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(one, range(4))) == [[[number] * 2] * 3 for number in range(4)]
 
@@ -679,7 +679,7 @@ def test_threads_each_have_a_run():
 @pytest.mark.ranks
 def test_a_forked_process_has_a_server_of_its_own():
     harness.spawn(calls.give, args=(0,), nprocs=2, backend="gloo")
-    before = pool.launcher("spawn")
+    before = registry.launcher("spawn")
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
     child = context.Process(target=calls.spawn_in_a_fork, args=(answers, id(before)))
@@ -692,7 +692,7 @@ def test_a_forked_process_has_a_server_of_its_own():
 @pytest.mark.ranks
 def test_a_warm_server_that_somebody_has_ended_is_replaced():
     harness.spawn(calls.give, args=(0,), nprocs=2, backend="gloo")
-    server = pool.launcher("spawn").warm()
+    server = registry.launcher("spawn").warm()
     os.kill(server._child.pid, signal.SIGKILL)
     server._child.wait()
     assert harness.spawn(calls.give, args=(1,), nprocs=2, backend="gloo").return_values() == [1, 1]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from harness.state import TrainingState
+from harness.training.state import TrainingState
 
 
 def test_an_expanded_buffer_is_put_back_wherever_it_is_shared():

@@ -1,4 +1,4 @@
-"""harness.stats against published tables and worked examples."""
+"""harness.compare.performance.stats against published tables and worked examples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import statistics
 
 import pytest
 
-from harness import stats
+from harness.compare.performance import stats
 
 # Hollander and Wolfe, Nonparametric Statistical Methods, table 3.1: depression scores before and after a treatment.
 BEFORE = (1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30)

@@ -16,10 +16,10 @@ import pytest
 import torch
 import yaml
 
-from harness.compare.phases import PHASES
-from harness.plan import RunPlan
-from harness.record import RunResult, run_result_from_json, to_json
-from harness.rundir import RunDir
+from harness.compare.performance.phases import PHASES
+from harness.run.folder import RunDir
+from harness.run.plan import RunPlan
+from harness.run.record import RunResult, run_result_from_json, to_json
 from tests.processes import alive
 
 ROOT = Path(__file__).parents[1]

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from harness.batchnorm import convert_sync_batchnorm
-from harness.digest import state_digests
 from harness.errors import ConfigError
-from harness.gradients import clip_, gradient_values
-from harness.loader import epoch_batches, load
-from harness.plan import Ddp, TrainPlan
-from harness.recipe import make_recipe
-from harness.seeds import derive, seed_everything
-from harness.trainer import NonFinite, Seat, Trainer, loss_and_items
+from harness.run.plan import Ddp, TrainPlan
+from harness.training.digest import state_digests
+from harness.training.loader import epoch_batches, load
+from harness.training.parallel.batchnorm import convert_sync_batchnorm
+from harness.training.parallel.gradients import clip_, gradient_values
+from harness.training.recipe import make_recipe
+from harness.training.seeds import derive, seed_everything
+from harness.training.trainer import NonFinite, Seat, Trainer, loss_and_items
 from tests import toys
 from tests.ranks import Outcomes, run_cases
 

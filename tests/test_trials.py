@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from harness import trials
-from harness.compare.order import EXTRA_PAIRS
-from harness.hydra_jobs import _said_of
-from harness.plan import Ddp, RunPlan, Trial
-from harness.rundir import RunDir
+from harness.compare.performance.schedule import EXTRA_PAIRS
+from harness.entrypoints import repeat
+from harness.entrypoints.hydra_jobs import _said_of
+from harness.run.folder import RunDir
+from harness.run.plan import Ddp, RunPlan, Trial
 from tests.reports import MACHINE, disturbed, failed_result, job_of, result_of
 
 
@@ -30,7 +30,7 @@ def launched(monkeypatch):
         made.append(plan)
         return made.results.get(len(made) - 1) or result_of(plan.nprocs)
 
-    monkeypatch.setattr(trials, "run_job", run_job)
+    monkeypatch.setattr(repeat, "run_job", run_job)
     return made
 
 
@@ -40,7 +40,7 @@ def pair_of_jobs(folder):
 
 def made(group, pairs=4, aa=False):
     """Return what the jobs of a group are in the end."""
-    return list({one.plan.job: one for one in trials.run_trials(group, pairs, MACHINE, aa)}.values())
+    return list({one.plan.job: one for one in repeat.run_trials(group, pairs, MACHINE, aa)}.values())
 
 
 def numbers(groups):
@@ -49,33 +49,33 @@ def numbers(groups):
 
 def test_jobs_that_do_the_same_work_make_a_group():
     jobs = [job_of(0), job_of(1, "launch"), job_of(2, nprocs=2), job_of(3, "launch", 2), job_of(4, seed=7), job_of(5, "launch")]
-    assert numbers(trials.groups(jobs, aa=False)) == [[0, 1, 2, 3, 5]]
+    assert numbers(repeat.groups(jobs, aa=False)) == [[0, 1, 2, 3, 5]]
 
 
 def test_whoever_may_be_paired_with_a_member_belongs_to_a_group_and_links_two():
     weak = job_of(1, nprocs=2, global_batch_size=64)
-    assert numbers(trials.groups([job_of(0), weak, job_of(2, nprocs=2, global_batch_size=32)], aa=False)) == [[0, 1, 2]]
+    assert numbers(repeat.groups([job_of(0), weak, job_of(2, nprocs=2, global_batch_size=32)], aa=False)) == [[0, 1, 2]]
     far = job_of(0, nprocs=2, global_batch_size=32)
     apart = [far, weak, job_of(3, seed=7), job_of(4, "launch", seed=7)]
-    assert numbers(trials.groups(apart, aa=False)) == [[3, 4]]
-    assert numbers(trials.groups([*apart, job_of(5)], aa=False)) == [[0, 1, 5], [3, 4]]
+    assert numbers(repeat.groups(apart, aa=False)) == [[3, 4]]
+    assert numbers(repeat.groups([*apart, job_of(5)], aa=False)) == [[0, 1, 5], [3, 4]]
 
 
 def test_a_job_without_a_counterpart_is_launched_against_itself_where_that_is_asked_for():
-    assert numbers(trials.groups([job_of(0), job_of(1, seed=7)], aa=True)) == [[0], [1]]
+    assert numbers(repeat.groups([job_of(0), job_of(1, seed=7)], aa=True)) == [[0], [1]]
 
 
 def test_failed_jobs_and_foreign_apps_are_not_launched_again():
     foreign = dataclasses.replace(job_of(1), plan=dataclasses.replace(job_of(1).plan, train=None))
-    assert numbers(trials.groups([job_of(0, result=failed_result()), foreign, job_of(2)], aa=True)) == [[2]]
+    assert numbers(repeat.groups([job_of(0, result=failed_result()), foreign, job_of(2)], aa=True)) == [[2]]
 
 
 def test_a_job_whose_launches_would_be_anothers_is_not_launched_again():
     made = [(n, wrap) for n in (1, 2, 4) for wrap in (False, True)]
     jobs = [job_of(i, nprocs=n, ddp=Ddp(wrap_one_rank=wrap)) for i, (n, wrap) in enumerate(made)]
-    assert numbers(trials.groups(jobs, aa=False)) == [[0, 1, 2, 4]]
-    assert [trials.done_before(job, jobs) for job in jobs] == [None, None, None, 2, None, 4]
-    assert numbers(trials.groups([job_of(0), job_of(1)], aa=False)) == [[0, 1]]
+    assert numbers(repeat.groups(jobs, aa=False)) == [[0, 1, 2, 4]]
+    assert [repeat.done_before(job, jobs) for job in jobs] == [None, None, None, 2, None, 4]
+    assert numbers(repeat.groups([job_of(0), job_of(1)], aa=False)) == [[0, 1]]
 
 
 def test_progress_tells_which_launch_of_how_many_and_which_repeats_a_pair():

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from harness.compare.audit import audit_table, trials_of
-from harness.faults.table import FAULTS
-from harness.report.folder import read_audit, read_sweep
+from harness.compare.detection import audit_table, trials_of
+from harness.report.sweep.folder import read_audit, read_sweep
 from harness.report.trace import PROCESSES_OF_A_RANK
-from harness.rundir import RunDir
+from harness.run.faults import FAULTS
+from harness.run.folder import RunDir
 from tests.jobs import run, said
 
 pytestmark = pytest.mark.ranks
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.ranks
 SETTINGS = ("backend=gloo", "precision=float64", "global_batch_size=8", "steps=4", "report=none", "recipe=points")
 
 
-def rungs_of(job):
-    return {rung.name: rung for rung in job.correctness.rungs}
+def checks_of(job):
+    return {check.name: check for check in job.correctness.checks}
 
 
 def num_trained(run_dir):
@@ -57,10 +57,10 @@ def test_launchers_share_a_reference_and_agree_in_bits(tmp_path):
     assert [each["shared_with"] for each in evidence] == ["", *[str(RunDir(tmp_path / "0").evidence)] * 2]
     jobs = read_sweep(tmp_path).jobs
     assert [job.identical_to for job in jobs] == [None, 0, 0]
-    assert "R10" not in rungs_of(jobs[0])
+    assert "R10" not in checks_of(jobs[0])
     for job in jobs[1:]:
-        assert rungs_of(job)["R10"].status == "passed"
-        verified, trained = rungs_of(job)["R10"].detail.split("; ")
+        assert checks_of(job)["R10"].status == "passed"
+        verified, trained = checks_of(job)["R10"].detail.split("; ")
         number = job.plan.job
         assert verified.startswith(f"the verification of job 0 and that of job {number} left the same digests on 2 ranks")
         assert trained.startswith(f"job 0 and job {number} left the same digests on 2 ranks")
@@ -101,7 +101,7 @@ def test_shipped_recipes_are_equal_to_one_process(tmp_path, settings):
     for job in jobs:
         assert job.correctness.is_proof, job.correctness.notes()
         # A transformer has no buffers, and draws masks: R11 is about these.
-        assert {rungs_of(job)[name].status for name in ("R1", "R3", "R4", "R5", "R6", "R8", "R11", "R13")} == {"passed"}
+        assert {checks_of(job)[name].status for name in ("R1", "R3", "R4", "R5", "R6", "R8", "R11", "R13")} == {"passed"}
 
 
 def test_bandwidth_is_measured_by_size_and_a_profiled_job_leaves_one_trace_of_all_ranks(tmp_path):

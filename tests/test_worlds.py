@@ -13,8 +13,8 @@ import torch.distributed._functional_collectives as functional
 import torch.testing._internal.distributed.fake_pg  # registers a backend of as many ranks as one asks for
 from torch.distributed import all_gather_object, all_reduce, barrier, broadcast_object_list, get_rank, get_world_size
 
-from harness.distributed import joining, leave_group
-from harness.worlds import WorldOfOne, unanswered
+from harness.rank.group import joining, leave_group
+from harness.verify.one_process import WorldOfOne, unanswered
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ reporters: {mlflow: {_target_: report_mlflow.MLflow, experiment: mnist}}        
 
 import mlflow
 
-from harness.report.sweep_report import SweepReport
-from harness.report.table import settings
+from harness.report.sweep.sweep_report import SweepReport
+from harness.report.sweep.table import settings
 
 
 class MLflow:

@@ -3,8 +3,8 @@ reporters: {wandb: {_target_: report_wandb.WandB, project: mnist}}              
 
 import wandb
 
-from harness.report.sweep_report import SweepReport
-from harness.report.table import settings
+from harness.report.sweep.sweep_report import SweepReport
+from harness.report.sweep.table import settings
 
 
 class WandB:

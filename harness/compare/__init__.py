@@ -1,1 +1,1 @@
-"""Comparison is arithmetic on records: nothing in this package trains, or starts a process."""
+"""What do records say? Pure arithmetic: no file, no clock, no process, no torch."""

@@ -1,1 +1,1 @@
-"""The four ways to start ranks, behind one protocol, watched by one supervisor. Nothing else starts a process."""
+"""Who starts processes? A file for each launcher, and one supervisor for all."""

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
-from harness.environ import PARENT, RankEnvironment
-from harness.plan import RunPlan
-from harness.rundir import RunDir
+from harness.run.environment import PARENT, RankEnvironment
+from harness.run.folder import RunDir
+from harness.run.plan import RunPlan
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

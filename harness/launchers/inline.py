@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.environ import RankEnvironment
 from harness.launchers.base import Process, rank_environment
 from harness.launchers.signals import interruptible
-from harness.lifetime import children_die_with_this_process, used_by_multiprocessing
-from harness.plan import RunPlan
-from harness.rundir import RunDir
+from harness.rank.lifetime import children_die_with_this_process, used_by_multiprocessing
+from harness.run.environment import RankEnvironment
+from harness.run.folder import RunDir
+from harness.run.plan import RunPlan
 
 
 class InlineLauncher:
@@ -25,10 +25,10 @@ class InlineLauncher:
 
     def start(self, run: RunDir, plan: RunPlan, environment: Mapping[str, str]) -> Sequence[Process]:
         """Run the rank to its end."""
-        from harness.distributed import leave_group
-        from harness.rank import conclude, work
-        from harness.recorder import Recorder
-        from harness.store import withdraw_store
+        from harness.rank.group import leave_group
+        from harness.rank.process import conclude, work
+        from harness.rank.store import withdraw_store
+        from harness.run.recorder import Recorder
 
         # The main script is this very process: nothing is to be loaded a second time.
         here = dataclasses.replace(plan, task=dataclasses.replace(plan.task, main_path=None))
@@ -71,7 +71,7 @@ class _Done:
 
 @contextmanager
 def _as_rank(environment: Mapping[str, str], threads: int) -> Iterator[None]:
-    from harness.rank import set_threads
+    from harness.rank.process import set_threads
 
     before, cwd, path, argv = dict(os.environ), os.getcwd(), list(sys.path), list(sys.argv)
     make_log_record = logging.getLogRecordFactory()

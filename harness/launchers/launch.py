@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from harness.launchers.base import OwnProcess, Process, module_command, rank_environment, start_each
-from harness.plan import RunPlan
-from harness.rundir import RunDir
+from harness.run.folder import RunDir
+from harness.run.plan import RunPlan
 
 
 class LaunchLauncher:

@@ -19,11 +19,19 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from harness.environ import PARENT
-from harness.importing import uncollected
 from harness.launchers.base import kill_group, pidfd_of
+from harness.rank.importing import uncollected
+from harness.run.environment import PARENT
 
-PRELOAD = ("torch", "torch._dynamo", "torch.utils.data", "hydra.core.utils", "threadpoolctl", "harness.rank", "harness.train")
+PRELOAD = (
+    "torch",
+    "torch._dynamo",
+    "torch.utils.data",
+    "hydra.core.utils",
+    "threadpoolctl",
+    "harness.rank.process",
+    "harness.train",
+)
 """Modules that a rank needs; without ``torch._dynamo`` the first optimizer of each rank would import it, for 1-2 s."""
 
 
@@ -73,7 +81,7 @@ class Server:
 
     def _answer(self, request: dict[str, Any]) -> None:
         if "probe" in request:
-            from harness.backend import probe
+            from harness.rank.backend import probe
 
             self._send({"probe": probe()})
         else:
@@ -95,7 +103,7 @@ class Server:
             self._channel.close()
             os.environ.clear()
             os.environ.update(rank["env"], **{PARENT: str(self._pid)})
-            from harness.rank import main
+            from harness.rank.process import main
 
             main(rank["run"], forked=True)
         finally:

@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from harness.environ import PARENT, THREAD_VARIABLES, import_path, without_stale
 from harness.errors import HarnessError
 from harness.launchers.base import Process, has_ended, kill_group, module_command, rank_environment, start_each
 from harness.launchers.launch import LaunchLauncher
 from harness.launchers.signals import raise_if_interrupted
-from harness.plan import RunPlan
-from harness.rundir import RunDir
+from harness.run.environment import PARENT, THREAD_VARIABLES, import_path, without_stale
+from harness.run.folder import RunDir
+from harness.run.plan import RunPlan
 
 
 def _above_standard(end: socket.socket) -> socket.socket:
@@ -81,7 +81,7 @@ class WarmServer:
             return list(self._ask({"start": list(requests)})["pids"])
 
     def probe(self) -> dict[str, Any]:
-        """Return what :func:`harness.backend.probe` sees."""
+        """Return what :func:`harness.rank.backend.probe` sees."""
         with self._lock:
             self._wait_until_ready()
             return dict(self._ask({"probe": True})["probe"])
@@ -228,7 +228,7 @@ def _become(path: str, environment: Mapping[str, str], parent: int) -> None:
         os.setsid()
         os.environ.clear()
         os.environ.update(environment, **{PARENT: str(parent)})
-        from harness.rank import main
+        from harness.rank.process import main
 
         main(path, forked=True)
     finally:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.environ import UNSHARED
 from harness.launchers.base import OwnProcess, Process, module_command
-from harness.plan import RunPlan
-from harness.rundir import RunDir
+from harness.run.environment import UNSHARED
+from harness.run.folder import RunDir
+from harness.run.plan import RunPlan
 
 
 class TorchrunLauncher:
@@ -21,8 +21,8 @@ class TorchrunLauncher:
         folder = run.scratch.read_text()
         options = [f"--nproc-per-node={plan.nprocs}", f"--max-restarts={plan.max_restarts}", f"--log-dir={folder}"]
         options += self.rendezvous or _file_rendezvous(folder)
-        rank = module_command("harness.launchers.witness", str(run.path))
-        command = module_command("harness.launchers.engine", *options, "--no-python", *rank)
+        rank = module_command("harness.launchers.torchrun_worker", str(run.path))
+        command = module_command("harness.launchers.torchrun_agent", *options, "--no-python", *rank)
         if not self.rendezvous:
             # Its ranks have our store; one of its own would listen on every interface.
             environment = {**environment, UNSHARED: "1"}

@@ -1,1 +1,1 @@
-"""What people look at: each reporter turns records into one thing."""
+"""What do I see? A file for each reporter."""

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from harness.report import table as tables
-from harness.report.bandwidth import bandwidth_table
 from harness.report.markdown import summary
-from harness.report.notes import explained, how_sure, notes
 from harness.report.pictures import Picture, read_pictures
-from harness.report.rungs import Ladder, ladders
-from harness.report.sweep_report import JobReport, SweepReport
-from harness.report.table import Table
-from harness.rundir import write_whole
+from harness.report.sweep import table as tables
+from harness.report.sweep.bandwidth_table import bandwidth_table
+from harness.report.sweep.checks_table import ChecksTable, check_tables
+from harness.report.sweep.notes import explained, how_sure, notes
+from harness.report.sweep.sweep_report import JobReport, SweepReport
+from harness.report.sweep.table import Table
+from harness.run.folder import write_whole
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1d; --paper: #fff; --soft: #5b5f66; --line: #d5d8dd; --band: #f3f5f7;
@@ -35,7 +35,7 @@ thead th { position: sticky; top: 0; background: var(--band); } .num { text-alig
 th:first-child, td:first-child { position: sticky; left: 0; background: var(--band); }
 thead th:first-child { z-index: 1; }
 tbody tr:last-child td { border-bottom: 0; } .failed td, .red td { color: var(--bad); font-weight: 600; }
-.rungs td:last-child { white-space: normal; min-width: 24rem; }
+.checks td:last-child { white-space: normal; min-width: 24rem; }
 figure { margin: 0; } figure svg { display: block; width: 100%; min-width: 34rem; height: auto; }
 figcaption { color: var(--soft); font-size: .9rem; overflow-wrap: anywhere; }
 details { margin: .5rem 0; } summary { cursor: pointer; }
@@ -110,7 +110,7 @@ def _number(cell: str) -> str:
 
 
 def _contents(sweep: SweepReport, pictures: Sequence[Picture]) -> str:
-    checks = [("rungs", "Every check")] if any(job.correctness for job in sweep.jobs) else []
+    checks = [("checks", "Every check")] if any(job.correctness for job in sweep.jobs) else []
     links = [("jobs", "Jobs"), *checks, *((picture.name, picture.title) for picture in pictures), ("machine", "Machine")]
     written = "".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title in links)
     return f"<nav>{written}</nav>"
@@ -164,14 +164,14 @@ def _verdict(job: JobReport) -> str:
 
 def _checks(sweep: SweepReport) -> list[str]:
     """Return a section with every check of the verified jobs, folded unless one is red."""
-    found, rest = ladders(sweep)
-    body = "".join(map(_ladder, found)) + _sentences(filter(None, [rest]))
-    return [_section("rungs", "Every check", body)] if found else []
+    found, rest = check_tables(sweep)
+    body = "".join(map(_checks_table, found)) + _sentences(filter(None, [rest]))
+    return [_section("checks", "Every check", body)] if found else []
 
 
-def _ladder(ladder: Ladder) -> str:
-    opened = " open" if ladder.is_red else ""
-    return f'<details class="rungs"{opened}><summary>{escape(ladder.title)}</summary>{table_html(ladder.table)}</details>'
+def _checks_table(table: ChecksTable) -> str:
+    opened = " open" if table.is_red else ""
+    return f'<details class="checks"{opened}><summary>{escape(table.title)}</summary>{table_html(table.table)}</details>'
 
 
 def _figure(picture: Picture) -> str:

@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from harness.compare.performance import PerformanceVerdict
-from harness.record import FORMAT
-from harness.report import table as tables
-from harness.report.sweep_report import JobReport, SweepReport
-from harness.report.waiting import waiting
-from harness.rundir import write_json
+from harness.compare.performance.verdict import PerformanceVerdict
+from harness.report.figures.waiting import waiting
+from harness.report.sweep import table as tables
+from harness.report.sweep.sweep_report import JobReport, SweepReport
+from harness.run.folder import write_json
+from harness.run.record import FORMAT
 
 
 class Json:
@@ -66,7 +66,7 @@ def _job(job: JobReport) -> dict[str, Any]:
         "unresolved": job.unresolved,
         "identical_to": job.identical_to,
         "verdict": tables.state(job),
-        "checks": [dataclasses.asdict(rung) for rung in job.correctness.rungs] if job.correctness else [],
+        "checks": [dataclasses.asdict(check) for check in job.correctness.checks] if job.correctness else [],
     }
 
 

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from harness.compare.rung import Rung
-from harness.report import table as tables
-from harness.report.notes import failed_launches
-from harness.report.sweep_report import JobReport, SweepReport
-from harness.rundir import write_whole
+from harness.compare.correctness.check import Check
+from harness.report.sweep import table as tables
+from harness.report.sweep.notes import failed_launches
+from harness.report.sweep.sweep_report import JobReport, SweepReport
+from harness.run.folder import write_whole
 
 NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot hold, such as those of terminal colours."""
@@ -45,9 +45,9 @@ def _case(job: JobReport, sweep: SweepReport) -> ElementTree.Element:
     seconds = {} if math.isnan(wall_s) else {"time": f"{wall_s:.3f}"}
     name = _clean(f"{job.plan.job} {tables.run_name(job, sweep.jobs)}")
     case = ElementTree.Element("testcase", {"classname": "job", "name": name, **seconds})
-    rung = _red(job)
-    if rung is not None:
-        _problem(case, "failure", f"{rung.name} {rung.title}: {rung.detail}", str(dict(rung.where or {})))
+    check = _red(job)
+    if check is not None:
+        _problem(case, "failure", f"{check.name} {check.title}: {check.detail}", str(dict(check.where or {})))
     elif job.result.status != "ok":
         _problem(case, "error", job.result.message, _trace(job))
     elif said := failed_launches(job):
@@ -56,8 +56,8 @@ def _case(job: JobReport, sweep: SweepReport) -> ElementTree.Element:
     return case
 
 
-def _red(job: JobReport) -> Rung | None:
-    """Return the rung that is red; it stopped the run too, where the plan is to stop then."""
+def _red(job: JobReport) -> Check | None:
+    """Return the check that is red; it stopped the run too, where the plan is to stop then."""
     return job.correctness.failed if job.correctness is not None else None
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.compare.correctness import Rung
-from harness.report import table as tables
-from harness.report.bandwidth import bandwidth_table
-from harness.report.notes import explained, failures, how_sure, notes
+from harness.compare.correctness.verdict import Check
 from harness.report.pictures import read_pictures
-from harness.report.rungs import ladders
-from harness.report.sweep_report import SweepReport
-from harness.report.table import Table
-from harness.rundir import write_whole
+from harness.report.sweep import table as tables
+from harness.report.sweep.bandwidth_table import bandwidth_table
+from harness.report.sweep.checks_table import check_tables
+from harness.report.sweep.notes import explained, failures, how_sure, notes
+from harness.report.sweep.sweep_report import SweepReport
+from harness.report.sweep.table import Table
+from harness.run.folder import write_whole
 
 
 class Markdown:
@@ -46,8 +46,8 @@ def sweep_markdown(sweep: SweepReport) -> str:
 
 def _checks(sweep: SweepReport) -> list[str]:
     """Return every check of the verified jobs, with its bound or the reason why it was left out."""
-    found, rest = ladders(sweep)
-    parts = [part for ladder in found for part in (f"### {_escaped(ladder.title)}", table_markdown(ladder.table))]
+    found, rest = check_tables(sweep)
+    parts = [part for table in found for part in (f"### {_escaped(table.title)}", table_markdown(table.table))]
     return ["## Every check", *parts, rest] if found else []
 
 
@@ -69,7 +69,7 @@ def table_markdown(table: Table) -> str:
 
 @dataclass(frozen=True)
 class FailedCheck:
-    """A red rung as Markdown."""
+    """A red check as Markdown."""
 
     job: int
     text: str
@@ -84,14 +84,14 @@ def failed_checks(sweep: SweepReport) -> list[FailedCheck]:
     ]
 
 
-def _localised(rung: Rung) -> str:
-    rows = [("check", f"{rung.name} {rung.title}"), *((name, str(value)) for name, value in (rung.where or {}).items())]
-    if rung.quantity is not None:
-        rows.append(("worst value", f"{rung.quantity:.6g}"))
-    if rung.threshold is not None:
-        rows.append(("may be at most", f"{rung.threshold:.6g} ({rung.origin})"))
+def _localised(check: Check) -> str:
+    rows = [("check", f"{check.name} {check.title}"), *((name, str(value)) for name, value in (check.where or {}).items())]
+    if check.quantity is not None:
+        rows.append(("worst value", f"{check.quantity:.6g}"))
+    if check.threshold is not None:
+        rows.append(("may be at most", f"{check.threshold:.6g} ({check.origin})"))
     lines = [f"| {_escaped(name)} | {_escaped(value)} |" for name, value in rows]
-    return "\n".join(["| | |", "|---|---|", *lines, "", _escaped(explained(rung))]).rstrip()
+    return "\n".join(["| | |", "|---|---|", *lines, "", _escaped(explained(check))]).rstrip()
 
 
 def _escaped(text: str) -> str:

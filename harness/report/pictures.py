@@ -12,8 +12,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.report.sweep_report import SweepReport
-from harness.rundir import write_json
+from harness.report.sweep.sweep_report import SweepReport
+from harness.run.folder import write_json
 
 FOLDER = "pictures"
 
@@ -51,7 +51,7 @@ class Pictures:
         shutil.rmtree(folder, ignore_errors=True)
         if sum(job.plan.train is not None for job in sweep.jobs) < self._min_jobs and not sweep.faults:
             return
-        from harness.report.charts import drawings
+        from harness.report.figures.charts import drawings
 
         found = drawings(sweep)
         if not found:

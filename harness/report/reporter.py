@@ -31,11 +31,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.report.sweep_report import SweepReport
+from harness.report.sweep.sweep_report import SweepReport
 
 if TYPE_CHECKING:
-    from harness.record import RunResult
-    from harness.sweep import Job
+    from harness.run.job import Job
+    from harness.run.record import RunResult
 
 
 class Reporter(Protocol):

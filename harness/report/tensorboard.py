@@ -20,17 +20,17 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Category, Chart, Layout
 from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 
-from harness.record import RunResult, Step, ratio
-from harness.report import table as tables
-from harness.report.events import EventFile, clear
+from harness.report.event_file import EventFile, clear
 from harness.report.markdown import failed_checks, table_markdown
 from harness.report.pictures import read_pictures
-from harness.report.rungs import ladders
-from harness.report.sweep_report import JobReport, SweepReport
-from harness.report.table import Labelled
+from harness.report.sweep import table as tables
+from harness.report.sweep.checks_table import check_tables
+from harness.report.sweep.sweep_report import JobReport, SweepReport
+from harness.report.sweep.table import Labelled
+from harness.run.record import RunResult, Step, ratio
 
 if TYPE_CHECKING:
-    from harness.sweep import Job
+    from harness.run.job import Job
 
 OVERLAID = {"loss/train": "loss", "perf/step_ms": "step time, ms", "perf/samples_per_s": "samples per second"}
 """Series that have a chart per recipe and number of ranks, with all launchers in it -> the chart's title."""
@@ -248,8 +248,8 @@ def _write_sweep(sweep: SweepReport) -> None:
     file.text("verdicts", table_markdown(tables.sweep_table(sweep)), now)
     for sentence in failed_checks(sweep):
         file.text(f"failed checks/job {sentence.job}", sentence.text, now)
-    for ladder in ladders(sweep)[0]:
-        file.text(f"every check/{ladder.title.partition(':')[0]}", table_markdown(ladder.table), now)
+    for table in check_tables(sweep)[0]:
+        file.text(f"every check/{table.title.partition(':')[0]}", table_markdown(table.table), now)
     for picture in read_pictures(Path(sweep.folder)):
         png = picture.png.read_bytes()
         file.picture(f"pictures/{picture.title}", png, png_size(png), now)

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from harness.record import ratio
-from harness.report import table as tables
-from harness.report.bandwidth import RECIPE, bandwidth_table
-from harness.report.notes import failures, notes
-from harness.report.sweep_report import JobReport, SweepReport
-from harness.report.text import Line, both_ends, flow, paragraph, table_lines
+from harness.report.sweep import table as tables
+from harness.report.sweep.bandwidth_table import RECIPE, bandwidth_table
+from harness.report.sweep.notes import failures, notes
+from harness.report.sweep.sweep_report import JobReport, SweepReport
+from harness.report.sweep.text import Line, both_ends, flow, paragraph, table_lines
+from harness.run.record import ratio
 
 if TYPE_CHECKING:
-    from harness.record import RunResult
-    from harness.sweep import Job
+    from harness.run.job import Job
+    from harness.run.record import RunResult
 
 STYLES = {"head": "bold", "ok": "", "failed": "red", "red": "bold red", "note": "dim"}
 RECENT_STEPS = 10

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.compare.phases import Phase, phases
-from harness.report.marks import marks_of
-from harness.report.sweep_report import JobReport, SweepReport
-from harness.rundir import CLOCK_EVENT, RunDir, write_json
+from harness.compare.performance.phases import Phase, phases
+from harness.report.figures.timeline import marks_of
+from harness.report.sweep.sweep_report import JobReport, SweepReport
+from harness.run.folder import CLOCK_EVENT, RunDir, write_json
 
 PROCESSES_OF_A_RANK = 100
 """Room for the processes (CPU, devices) that one rank's trace tells of."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.rundir import RunDir
-from harness.sweep import run_job
+from harness.entrypoints.run_job import run_job
+from harness.run.folder import RunDir
 from tests.launchers.starting import STARTS, Echo, Echoed, Heard, echo_plan
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.plan import RunPlan, Task
-from harness.record import RunResult
-from harness.rundir import RunDir
+from harness.run.folder import RunDir
+from harness.run.plan import RunPlan, Task
+from harness.run.record import RunResult
 
 ECHO = Path(__file__).with_name("echo.py")
 STARTS = {

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from harness.environ import RankEnvironment
-from harness.launchers import pool
+from harness.entrypoints.run_job import run_job
+from harness.launchers import registry
 from harness.launchers.base import OwnProcess
-from harness.launchers.scratch import Scratch
 from harness.launchers.spawn import SpawnLauncher
-from harness.rank import conclude
-from harness.record import RunResult
-from harness.recorder import Recorder
-from harness.rundir import RunDir
-from harness.sweep import run_job
+from harness.launchers.temp_dir import Scratch
+from harness.rank.process import conclude
+from harness.run.environment import RankEnvironment
+from harness.run.folder import RunDir
+from harness.run.record import RunResult
+from harness.run.recorder import Recorder
 from tests.launchers.starting import ECHO, STARTS, Echo, echo_plan
 from tests.processes import alive, printing_into, wait_until
 
@@ -251,7 +251,7 @@ def test_scratch_needs_no_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dead_server_fails_its_run_and_is_replaced(echo: Echo) -> None:
     class Killer:
         def event(self, rank: int, event: object) -> None:
-            spawn = pool.launcher("spawn")
+            spawn = registry.launcher("spawn")
             assert isinstance(spawn, SpawnLauncher) and spawn._server is not None
             with contextlib.suppress(ProcessLookupError):
                 os.kill(spawn._server._child.pid, signal.SIGKILL)
@@ -283,7 +283,7 @@ def test_ranks_that_cannot_be_started_fail_their_run_alone(echo: Echo, monkeypat
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
     assert echoed.result.message == "the ranks could not be started: [Errno 11] Resource temporarily unavailable."
     assert json.loads(echoed.run.result.read_text())["status"] == "failed"
-    spawn = pool.launcher("spawn")
+    spawn = registry.launcher("spawn")
     assert isinstance(spawn, SpawnLauncher)
     spawn.warm()._child.kill()
     assert "ranks are forked from has died (status -9)" in echo("spawn", {"*": "nothing"}).result.message

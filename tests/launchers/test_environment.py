@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.context import recorder
-from harness.environ import usable_cores, wanted_threads
 from harness.launchers.inline import _tee
-from harness.lifetime import sign
-from harness.rank import _scratch
-from harness.rundir import RunDir
+from harness.rank.context import recorder
+from harness.rank.lifetime import sign
+from harness.rank.process import _scratch
+from harness.run.environment import usable_cores, wanted_threads
+from harness.run.folder import RunDir
 from tests.launchers.starting import STARTS, Echo
 
 pytestmark = pytest.mark.ranks
@@ -151,8 +151,8 @@ def test_inline_rank_is_forgotten(echo: Echo) -> None:
 
 def test_eight_runs_side_by_side(tmp_path: Path) -> None:
     program = (
-        "import sys; from tests.launchers.starting import echo_plan; from harness.sweep import run_job;"
-        "from harness.rundir import RunDir\n"
+        "import sys; from tests.launchers.starting import echo_plan; from harness.entrypoints.run_job import run_job;"
+        "from harness.run.folder import RunDir\n"
         "print(run_job(echo_plan(sys.argv[1], {'*': 'listen'}), RunDir(sys.argv[2])).status)"
     )
     methods = ["spawn", "launch", "torchrun", "launch"] * 2

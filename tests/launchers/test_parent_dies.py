@@ -15,25 +15,25 @@ from pathlib import Path
 
 import pytest
 
-from harness.rundir import RunDir
+from harness.run.folder import RunDir
 from tests.processes import alive, descendants, wait_until
 
 pytestmark = pytest.mark.ranks
 
 PROGRAM = """
 import json, sys
-from harness.launchers import pool
+from harness.launchers import registry
 from harness.launchers.signals import Interrupted
-from harness.request import Console
-from harness.rundir import RunDir
-from harness.sweep import run_job
+from harness.entrypoints.settings import Console
+from harness.run.folder import RunDir
+from harness.entrypoints.run_job import run_job
 from tests.launchers.starting import echo_plan
 
 try:
     run_job(echo_plan(sys.argv[1], json.loads(sys.argv[3]), **json.loads(sys.argv[4])), RunDir(sys.argv[2]), Console())
     (RunDir(sys.argv[2]).path / "went on").touch()
 except Interrupted as interruption:
-    pool.close_all()
+    registry.close_all()
     sys.exit(128 + interruption.number)
 """
 

@@ -1,0 +1,1 @@
+"""Which is faster, and is that known? Statistics on what runs recorded."""

@@ -1,0 +1,1 @@
+"""How do I start? Hydra's jobs, spawn(), the launch command."""

@@ -1,0 +1,145 @@
+"""What can be carried to another process, and from where: the call that ``spawn`` hands to its ranks."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from harness.errors import ConfigError
+from harness.rank.task import describe_main, loading_main
+
+_GUARD = (
+    'Put the call of spawn() under `if __name__ == "__main__":` in {path}: every rank loads that file to find the function, '
+    "and would call spawn() again."
+)
+
+
+def pickle_call(func: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    """Return a call by value: tensors are copied, and no file descriptor or shared memory is used.
+
+    Raises:
+        ConfigError: The function or an argument cannot be pickled, or they do not fit each other.
+    """
+    if not callable(func):
+        raise ConfigError(f"spawn() needs a function as its first argument, and got {func!r}.")
+    if not isinstance(args, tuple | list):
+        raise ConfigError(f"args={_short(args)} must be a tuple of the function's arguments: args=({_short(args)},).")
+    _require_fitting(func, args)
+    try:
+        pickle.dumps(func)
+    except Exception as error:
+        raise ConfigError(
+            f"spawn() cannot hand {name_of(func)} to its ranks: {_why(func, error)}. "
+            "Define it with def at the top level of a module."
+        ) from error
+    try:
+        return pickle.dumps((func, tuple(args)))
+    except Exception as error:
+        number, value = next(((i, v) for i, v in enumerate(args) if not _can_be_pickled(v)), (0, args))
+        raise ConfigError(
+            f"spawn() cannot hand args[{number}] (a {type(value).__name__}) to its ranks: it cannot be pickled ({error}). "
+            "Make it in the function instead."
+        ) from error
+
+
+def _require_fitting(func: Callable[..., Any], args: Sequence[Any]) -> None:
+    """See to it that the function can be called with these arguments; those from elsewhere expect a rank first."""
+    try:
+        signature = inspect.signature(func)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name_of(func)}{signature} cannot be called with the {len(args)} arguments of args: {error}. "
+            "spawn() adds no rank: the function asks harness.get_rank() for it."
+        ) from None
+
+
+def _why(func: Any, error: Exception) -> str:
+    name = getattr(func, "__qualname__", "")
+    if name.endswith("<lambda>"):
+        return "it is a lambda"
+    if "<locals>" in name:
+        return "it is defined inside another function"
+    return str(error)
+
+
+def name_of(func: Any) -> str:
+    """Return a function's name as its author wrote it."""
+    return str(getattr(func, "__qualname__", None) or _short(func)).rpartition(".<locals>.")[2]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _can_be_pickled(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def find_main(call: bytes) -> tuple[str | None, str | None]:
+    """Return path and module name of the main script that ranks have to load for a call; None where they need none.
+
+    The ``__main__.py`` of a package does its work when it is loaded, so it is left alone unless the call refers to it, as
+    Python's own multiprocessing does.
+    """
+    path, module = describe_main()
+    if path is not None and os.path.basename(path) == "__main__.py" and b"__main__" not in call:
+        return None, None
+    return path, module
+
+
+def require_guard(path: str | None) -> None:
+    """Refuse a call that the main script makes outside of its main guard: in a rank that loads it, or here where it has none.
+
+    Args:
+        path: Of the main script, where ranks have to load one.
+
+    Raises:
+        ConfigError: The call is such a one.
+    """
+    loading = loading_main()
+    if loading is None and path is not None and _is_running_main(path) and not _mentions_name(path):
+        loading = path
+    if loading is not None:
+        raise ConfigError(_GUARD.format(path=os.path.basename(loading)))
+
+
+def _is_running_main(path: str) -> bool:
+    """Return True where the main script's own lines are being run, rather than something that was started otherwise."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and os.path.abspath(frame.f_code.co_filename) == path:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _mentions_name(path: str) -> bool:
+    with open(path, "rb") as file:  # noqa: PTH123
+        return b"__name__" in file.read()
+
+
+def require_no_group() -> None:
+    """Refuse to fork a process that has joined a process group.
+
+    Raises:
+        ConfigError: It has.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        raise ConfigError(
+            "start_method=fork would copy the process group that this process has joined into its ranks. "
+            "Use start_method='forkserver', or call spawn() before init_parallel_env()."
+        )

@@ -1,0 +1,85 @@
+"""The launchers of this process: each made once, the warm server among them, and ended with the process."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from harness.errors import HarnessError
+from harness.launchers.base import Launcher, module_command
+from harness.launchers.inline import InlineLauncher
+from harness.launchers.launch import LaunchLauncher
+from harness.launchers.spawn import SpawnLauncher
+from harness.launchers.torchrun import TorchrunLauncher
+from harness.run.environment import import_path
+
+_KINDS: dict[str, Callable[[], Launcher]] = {
+    "spawn": SpawnLauncher,
+    "launch": LaunchLauncher,
+    "torchrun": TorchrunLauncher,
+    "inline": InlineLauncher,
+}
+_launchers: dict[str, Launcher] = {}
+_locks = [threading.Lock()]
+
+
+def launcher(method: str) -> Launcher:
+    """Return this process's launcher of that name."""
+    with _locks[0]:
+        if method not in _launchers:
+            _launchers[method] = _KINDS[method]()
+        return _launchers[method]
+
+
+def warm_up() -> None:
+    """Have the warm server import torch from now on, while this process goes on."""
+    spawn = launcher("spawn")
+    assert isinstance(spawn, SpawnLauncher)
+    spawn.warm()
+
+
+def warm_up_for(arguments: Sequence[str]) -> None:
+    """Warm up if a command with these arguments is going to fork ranks; a needless import of torch would slow the others."""
+    asks = {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
+    launchers = [argument.partition("=")[2] for argument in arguments if argument.startswith("launcher=")]
+    if asks.isdisjoint(argument.partition("=")[0] for argument in arguments) and all("spawn" in each for each in launchers):
+        warm_up()
+
+
+def probe() -> dict[str, Any]:
+    """Return what a process with torch sees of this machine: the warm server if there is one, else one for the purpose."""
+    spawn = _launchers.get("spawn")
+    if isinstance(spawn, SpawnLauncher) and spawn.is_warm:
+        return spawn.warm().probe()
+    environment = {**os.environ, "PYTHONPATH": import_path(os.environ)}
+    command = module_command("harness.rank.backend")
+    try:
+        answer = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise HarnessError(f"{sys.executable} could not be started: {error}.") from error
+    if answer.returncode:
+        raise HarnessError(f"torch cannot be imported by {sys.executable}:\n{answer.stderr.strip()[-2000:]}")
+    return dict(json.loads(answer.stdout))
+
+
+def _forget() -> None:
+    """Drop what belongs to the process that this one was forked from: two would talk to one server."""
+    _launchers.clear()
+    _locks[0] = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@atexit.register
+def close_all() -> None:
+    """End what launchers keep alive."""
+    for running in _launchers.values():
+        running.close()
+    _launchers.clear()

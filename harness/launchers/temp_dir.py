@@ -1,0 +1,82 @@
+"""A temporary folder that goes with its program, whatever ends that, and with it the shared memory that killed ranks left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import weakref
+from pathlib import Path
+
+from harness.run.folder import RunDir
+
+_SWEEP = """
+is_alive() { read -r stat 2>/dev/null <"/proc/$1/stat" && case ${stat##*)} in " Z"*|" X"*) false ;; esac; }
+read -r _ && keep=$2
+patience=40
+for signature in "$1"/processes/*; do
+    pid=${signature##*/}
+    while [ "$pid" != "$keep" ] && is_alive "$pid" && [ $patience -gt 0 ]; do sleep 0.05; patience=$((patience - 1)); done
+    is_alive "$pid" || rm -f "/dev/shm/torch_${pid}_"*
+done
+rm -rf -- "$1" "/dev/shm/sem.${1##*/}-"*
+"""
+"""Torch names a tensor's shared memory after the process, and unlinks it once the other side has it: a process that is
+killed in between leaves it. The parent ($2) that says a line goes on, and may still use its own; its end of file is its end."""
+
+
+class Scratch:
+    """A private folder, removed when it is closed; if this program is killed, by the shell that waits beside it.
+
+    Attributes:
+        path: The folder, readable for this user alone.
+    """
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="harness-"))
+        (self.path / "processes").mkdir()
+        try:
+            self._sweeper = subprocess.Popen(
+                ["/bin/sh", "-c", _SWEEP, "sh", str(self.path), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={**os.environ, "PATH": os.pathsep.join([os.environ.get("PATH", ""), os.defpath])},
+                start_new_session=True,
+            )
+        except OSError:
+            shutil.rmtree(self.path)
+            raise
+        assert self._sweeper.stdin is not None
+        self._pipe = self._sweeper.stdin
+        _living.add(self)
+
+    def run(self) -> RunDir:
+        """Return the folder as that of a run."""
+        run = RunDir(self.path)
+        run.scratch.write_text(str(self.path))
+        return run
+
+    def close(self) -> None:
+        """Remove the folder, after the processes that have signed in it; again has no effect."""
+        if not self._pipe.closed:
+            # A line, because what a copy of this process has started may hold the pipe open.
+            self._sweeper.communicate(b"\n")
+
+    def part(self) -> None:
+        """Leave the folder to the process that this one was forked from: its end is not to wait for this one's."""
+        self._pipe.close()
+
+
+_living: weakref.WeakSet[Scratch] = weakref.WeakSet()
+
+
+def _part_from_all() -> None:
+    for scratch in _living:
+        scratch.part()
+    _living.clear()
+
+
+os.register_at_fork(after_in_child=_part_from_all)

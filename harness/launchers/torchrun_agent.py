@@ -1,0 +1,31 @@
+"""Torch's elastic engine as a program that dies with its parent.
+
+``python -m harness.launchers.torchrun_agent [torchrun's own arguments]``
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from harness.rank.lifetime import die_with_parent
+from harness.run.environment import PARENT
+
+
+def main(arguments: list[str]) -> int:
+    """Run the engine and return torchrun's exit status, which is 1 whatever its ranks' were: their witnesses tell."""
+    die_with_parent(int(os.environ[PARENT]))
+    os.environ[PARENT] = str(os.getpid())
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    try:
+        torchrun(arguments)
+    except (ChildFailedError, SignalException):
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

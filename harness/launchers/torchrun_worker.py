@@ -1,0 +1,63 @@
+"""The parent of one rank under torch's elastic engine, which tells nobody how a rank ended.
+
+``python -m harness.launchers.torchrun_worker RUN_DIR``
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from types import FrameType
+from typing import NoReturn
+
+from harness.launchers.base import kill_group
+from harness.rank.lifetime import die_with_parent
+from harness.run.environment import PARENT, UNSHARED, RankEnvironment
+from harness.run.folder import RunDir, write_json
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main(path: str) -> NoReturn:
+    """Start the rank in a session of its own, pass signals on to it, and write down its exit code and its time."""
+    die_with_parent(int(os.environ[PARENT]))
+    os.environ[PARENT] = str(os.getpid())
+    os.environ.pop(UNSHARED, None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    pid = os.fork()
+    if pid == 0:
+        _become_rank(path)
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        kill_group(pid, number)
+
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    code = _await_end(pid)
+    who = RankEnvironment.read() or RankEnvironment()
+    write_json(RunDir(path).ending(who.slot), {"code": code, "t": time.monotonic()})
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _become_rank(path: str) -> NoReturn:
+    os.setsid()
+    for number in _FORWARDED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    from harness.rank.process import main as be_rank
+
+    be_rank(path)
+
+
+def _await_end(pid: int) -> int:
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    # The zombie keeps its group's number taken until what it left behind is gone.
+    kill_group(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

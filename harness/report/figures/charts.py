@@ -1,0 +1,355 @@
+"""What is drawn of a sweep. Each function returns None where there is nothing to draw."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from harness.compare.correctness.checks_runs import OBSERVING
+from harness.compare.performance import stats
+from harness.compare.performance.phases import Phase
+from harness.report.figures.grids import checks_grid, fault_matrix
+from harness.report.figures.theme import BLUE, GREY, ORANGE, RED, SKY, Drawing, figure, line, shorten, styled
+from harness.report.figures.timeline import of_server, oversubscribed, thinned, typical_start_up
+from harness.report.sweep import table as tables
+from harness.report.sweep.sweep_report import JobReport, SweepReport
+
+MOST_ROWS = 40
+"""A picture with a row per job shows so many of them; the table has all."""
+MOST_LINES = 8
+NAME = 12
+"""Letters of a setting's name in a label."""
+MOST_POINTS = 400
+TIMELINE_JOBS = 6
+TIMELINE_STEPS = 25
+
+PHASE_COLOURS = {
+    "launcher": ("#00466e", BLUE, SKY, "#a9d8f5", "#7f9fb8"),
+    "framework": ("#7a3300", RED, ORANGE, "#f5cf7a", "#c9a27a", "#e0b9a0"),
+}
+
+
+def drawings(sweep: SweepReport) -> list[Drawing]:
+    """Return all pictures that a sweep has data for."""
+    draw = (loss_curves, start_up, step_times, scaling, time_line, checks_grid, fault_matrix)
+    with styled():
+        return [drawing for make in draw if (drawing := make(sweep)) is not None]
+
+
+def trained(sweep: SweepReport) -> list[JobReport]:
+    """Return the jobs that took a step."""
+    return [job for job in sweep.jobs if job.plan.train is not None and job.result.losses()]
+
+
+def named(job: JobReport, sweep: SweepReport) -> str:
+    """Return a job's number and what the sweep varied in it."""
+    values = tables.settings(job)
+    varied = [name for name in tables.swept(sweep.jobs) if len({tables.settings(j).get(name) for j in sweep.jobs}) > 1]
+    said = [values[n] if n == "launcher" else f"{shorten(n, NAME)} {values[n]}" for n in varied if n in values]
+    return shorten(f"{job.plan.job}: {', '.join(said)}" if said else f"job {job.plan.job}")
+
+
+def shown_of(jobs: Sequence[JobReport], most: int) -> tuple[list[JobReport], str]:
+    """Return the first ``most`` jobs, and a remark where that is not all."""
+    return list(jobs[:most]), f" (first {most} of {len(jobs)} jobs)" if len(jobs) > most else ""
+
+
+# Loss
+
+
+def loss_curves(sweep: SweepReport) -> Drawing | None:
+    """Draw each job's loss over all ranks by step, and its evaluations as dots."""
+    jobs = trained(sweep)
+    if not jobs:
+        return None
+    made, (axes,) = figure(3.4 + 0.11 * min(len(jobs), MOST_LINES + 1))
+    labelled = jobs[:MOST_LINES]
+    for job in jobs[MOST_LINES:]:
+        axes.plot(*_curve(job), color=GREY, linewidth=0.6, alpha=0.5)
+    for number, job in enumerate(labelled):
+        # Equal curves lie on top of each other: each is narrower than the one below.
+        look, width = line(number), 1.2 + 0.5 * (len(labelled) - 1 - number)
+        axes.plot(*_curve(job), **look, linewidth=width, label=named(job, sweep))
+        evaluations = [one for one in job.result.ranks[0].evaluations if "loss" in one.metrics]
+        axes.plot(
+            [e.step for e in evaluations], [e.means()["loss"] for e in evaluations], "o", color=look["color"], markersize=5
+        )
+    if len(jobs) > MOST_LINES:
+        axes.plot([], [], color=GREY, label=f"{len(jobs) - MOST_LINES} other jobs")
+    axes.set(xlabel="step", ylabel="loss, mean over the global batch", title="Loss (dots: evaluation)")
+    made.legend(loc="outside lower center", ncols=2 if len(labelled) < 9 else 3)
+    ends = [job.result.losses()[-1] for job in jobs]
+    alt = f"Training loss by step of {len(jobs)} job(s). The last losses lie between {min(ends):.4g} and {max(ends):.4g}."
+    return Drawing("loss", "Loss", alt, made)
+
+
+def _curve(job: JobReport) -> tuple[list[int], list[float]]:
+    losses = job.result.losses()
+    chosen = thinned(len(losses), MOST_POINTS)
+    return [job.result.ranks[0].steps[i].step for i in chosen], [losses[i] for i in chosen]
+
+
+# Start-up
+
+
+def start_up(sweep: SweepReport) -> Drawing | None:
+    """Draw the phases from the call to the first step, stacked, for each launcher and number of ranks."""
+    groups: dict[str, list[JobReport]] = {}
+    for job in trained(sweep):
+        ranks = f"{job.plan.nprocs} rank{'s' if job.plan.nprocs > 1 else ''}"
+        groups.setdefault(f"{tables.settings(job)['launcher']}, {ranks}", []).extend(tables.starts(job))
+    stacks = {name: phases for name, jobs in groups.items() if (phases := typical_start_up(jobs))}
+    if not stacks:
+        return None
+    made, (axes,) = figure(1.7 + 0.42 * len(stacks))
+    colours = _phase_colours([phase for phases in stacks.values() for phase in phases])
+    for row, phases in enumerate(stacks.values()):
+        _stack(axes, row, phases, colours)
+    axes.set_yticks(range(len(stacks)), [f"{name} ({_launches(len(groups[name]))})" for name in stacks])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set(
+        xlabel=f"seconds from the call to the end of the first step (median over launches)\n{of_server(sweep.jobs)}".rstrip(),
+        title="Start-up: launcher plain + framework hatched",
+        xlim=(0, 1.35 * max(sum(phase.seconds for phase in phases) for phases in stacks.values())),
+    )
+    looks: dict[str, dict[str, Any]] = {
+        name: {"facecolor": colour, "hatch": _hatch(owner)} for (name, owner), colour in colours.items()
+    }
+    handles = [Patch(label=name, edgecolor="white", linewidth=0, **look) for name, look in looks.items()]
+    made.legend(handles=handles, loc="outside lower center", ncols=4)
+    totals = [f"{name}: {sum(p.seconds for p in phases):.2f} s" for name, phases in stacks.items()]
+    return Drawing("start-up", "Start-up", f"Stacked bars of the phases of start-up. Totals: {'; '.join(totals)}.", made)
+
+
+def _launches(count: int) -> str:
+    return f"{count} launch{'es' if count > 1 else ''}"
+
+
+def _phase_colours(phases: Sequence[Phase]) -> dict[tuple[str, str], str]:
+    names: dict[str, list[str]] = {"launcher": [], "framework": []}
+    for phase in phases:
+        if phase.phase not in names[phase.owner]:
+            names[phase.owner].append(phase.phase)
+    return {
+        (name, owner): PHASE_COLOURS[owner][i % len(PHASE_COLOURS[owner])]
+        for owner, found in names.items()
+        for i, name in enumerate(found)
+    }
+
+
+def _stack(axes: Axes, row: int, phases: Sequence[Phase], colours: Mapping[tuple[str, str], str]) -> None:
+    left = 0.0
+    for phase in phases:
+        look: dict[str, Any] = {"color": colours[phase.phase, phase.owner], "hatch": _hatch(phase.owner), "edgecolor": "white"}
+        axes.barh(row, phase.seconds, left=left, height=0.65, linewidth=0, **look)
+        left += phase.seconds
+    launcher = sum(phase.seconds for phase in phases if phase.owner == "launcher")
+    said = f"{left:.2f} s = {launcher:.2f} + {left - launcher:.2f}"
+    axes.annotate(said, (left, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
+
+
+def _hatch(owner: str) -> str:
+    return "///" if owner == "framework" else ""
+
+
+# Step times
+
+
+def step_times(sweep: SweepReport) -> Drawing | None:
+    """Draw how each job's step times are distributed, over its launches, and the ratio of speeds with its interval."""
+    jobs, remark = shown_of([job for job in trained(sweep) if _launched_steps(job)], MOST_ROWS)
+    if not jobs:
+        return None
+    compared = any(job.speed is not None and job.speed.ratio is not None for job in jobs)
+    side_by_side = {"width_ratios": [3, 2], "sharey": True} if compared else {}
+    made, axes = figure(1.3 + 0.32 * len(jobs), 2 if compared else 1, **side_by_side)
+    factor, unit = tables.unit_of_time([tables.step_s(job) for job in jobs])
+    for row, job in enumerate(jobs):
+        _distribution(axes[0], row, [seconds * factor for seconds in _launched_steps(job)])
+    axes[0].set_yticks(range(len(jobs)), [f"{named(job, sweep)}{tables.mark(job)}" for job in jobs])
+    axes[0].set_ylim(len(jobs) - 0.4, -0.6)
+    axes[0].grid(axis="y", visible=False)
+    doubted = "\n!: disturbed, or too short to tell" if any(map(tables.mark, jobs)) else ""
+    legend = f"(line 5-95 %, bar quartiles, tick median){doubted}"
+    axes[0].set(xlabel=f"{unit} per step, slowest rank\n{legend}", title=f"Step time{remark}")
+    _stretch(axes[0], [t * factor for job in jobs for t in _launched_steps(job)])
+    if compared:
+        _ratios(axes[1], jobs)
+    medians = [f"job {job.plan.job}: {tables.step_s(job) * factor:.3g} {unit}" for job in jobs[:10]]
+    return Drawing("step-times", "Step times", f"Distributions of the step times. Medians: {'; '.join(medians)}.", made)
+
+
+def _launched_steps(job: JobReport) -> list[float]:
+    """Return the measured steps of all launches that the table's number is of."""
+    return [seconds for one in tables.launches(job) for seconds in tables.step_times(one)]
+
+
+def _distribution(axes: Axes, row: int, times: Sequence[float]) -> None:
+    low, first, centre, third, high = (stats.quantile(times, p) for p in (0.05, 0.25, 0.5, 0.75, 0.95))
+    chosen = [times[i] for i in thinned(len(times), 60)]
+    axes.plot(chosen, [row + 0.26] * len(chosen), "|", color=GREY, markersize=4, alpha=0.6)
+    axes.plot([low, high], [row, row], color=BLUE, linewidth=1.2)
+    axes.plot([first, third], [row, row], color=BLUE, linewidth=7, alpha=0.55, solid_capstyle="butt")
+    axes.plot([centre], [row], "|", color=RED, markersize=13, markeredgewidth=2)
+
+
+def _stretch(axes: Axes, times: Sequence[float]) -> None:
+    """Use a logarithmic scale where jobs differ too much for one that starts at 0; leave rare, far outliers outside."""
+    low, high = stats.quantile(times, 0.02), stats.quantile(times, 0.98)
+    if low > 0 and high / low > 20:
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(0, high * 1.15)
+
+
+def _ratios(axes: Axes, jobs: Sequence[JobReport]) -> None:
+    axes.axvline(1.0, color=GREY, linewidth=1)
+    for row, job in enumerate(jobs):
+        speed = job.speed
+        if speed is None or speed.ratio is None:
+            said = "baseline" if job.baseline == job.plan.job else "not compared"
+            axes.annotate(said, (1.0, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+            continue
+        centre = 1 / speed.ratio
+        if speed.interval is not None:
+            axes.plot([1 / speed.interval.high, 1 / speed.interval.low], [row, row], color=ORANGE, linewidth=2.5)
+        filled = "full" if speed.interval is not None else "none"
+        axes.plot([centre], [row], "o", color=ORANGE, fillstyle=filled, markersize=6)
+    single = any(job.speed is not None and job.speed.pairs == 1 for job in jobs)
+    remark = "hollow: one launch, no claim" if single else "95 % interval"
+    axes.set(xlabel=f"times the baseline's speed\n({remark})", title="Speed")
+    axes.grid(axis="y", visible=False)
+    axes.set_xlim(left=0)
+    axes.margins(x=0.25)
+
+
+# Scaling
+
+
+def scaling(sweep: SweepReport) -> Drawing | None:
+    """Draw samples per second by number of ranks with the ideal line, for fixed global and for fixed local batches."""
+    panels = {kind: found for kind in ("strong", "weak") if (found := _series(trained(sweep), kind))}
+    if not panels:
+        return None
+    made, all_axes = figure(3.6, len(panels))
+    crowded = False
+    for axes, (kind, series) in zip(all_axes, panels.items(), strict=True):
+        crowded |= _scaling_panel(axes, kind, series, sweep)
+    remark = " Hollow points are oversubscribed: more ranks than cores, so scaling is not defined." if crowded else ""
+    lines = [line for found in panels.values() for line in found.items()][:MOST_LINES]
+    said = [f"{name}: {', '.join(f'{n} ranks {rate:.0f}/s' for n, (rate, _) in points.items())}" for name, points in lines]
+    alt = f"Samples per second by number of ranks, with ideal lines. {'; '.join(said)}.{remark}"
+    return Drawing("scaling", "Scaling", alt, made)
+
+
+Points = dict[int, tuple[float, JobReport]]
+"""Number of ranks -> (samples per second, an example)."""
+
+NOT_OF_A_LINE = OBSERVING.union(
+    ("global_batch_size", "seed", "steps", "epochs", "eval_every", "checkpoint_every", "resume", "stop_after")
+)
+"""Settings that may differ within a line: of several jobs that differ in nothing else, the median is drawn."""
+
+
+def _series(jobs: Sequence[JobReport], kind: str) -> dict[str, Points]:
+    groups: dict[tuple[tuple[str, str], ...], dict[int, list[JobReport]]] = {}
+    for job in jobs:
+        groups.setdefault(tuple(_line_of(job, kind).items()), {}).setdefault(job.plan.nprocs, []).append(job)
+    lines = {key: by_ranks for key, by_ranks in groups.items() if len(by_ranks) > 1}
+    found = {}
+    for key, by_ranks in lines.items():
+        points = {n: (_median_rate(by_ranks[n]), by_ranks[n][0]) for n in sorted(by_ranks)}
+        if not any(math.isnan(rate) for rate, _ in points.values()):
+            found[_line_name(dict(key), [dict(other) for other in lines], points)] = points
+    return found
+
+
+def _line_of(job: JobReport, kind: str) -> dict[str, str]:
+    """Return the settings, as text, that the jobs of one line have in common."""
+    train = job.plan.train
+    assert train is not None
+    batch = train.global_batch_size if kind == "strong" else train.global_batch_size / job.plan.nprocs
+    chosen = tables.settings(job)
+    named = {"recipe": job.label.get("recipe", ""), "launcher": chosen["launcher"], "batch": f"{batch:g}"}
+    # threads=auto is the same choice for every number of ranks, though not the same number.
+    rest = {"threads": chosen.get("threads", "auto"), **dict(tables.flattened(dataclasses.asdict(train)))}
+    texts = {name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in rest.items()}
+    return named | {name: text for name, text in texts.items() if name not in NOT_OF_A_LINE}
+
+
+def _line_name(mine: Mapping[str, str], lines: Sequence[Mapping[str, str]], points: Points) -> str:
+    """Return recipe, launcher and batch, then whatever else tells a line from the others."""
+    differing = [name for name in mine if len({other.get(name) for other in lines}) > 1]
+    said = [f"{name}={mine[name]}" for name in differing if name not in ("recipe", "launcher", "batch")]
+    threads = {n: job.plan.threads for n, (_, job) in points.items()}
+    if len(set(threads.values())) > 1:
+        said.append(f"threads {' / '.join(map(str, threads.values()))}")
+    return ", ".join([f"{mine['recipe']} {mine['launcher']}".strip(), f"batch {mine['batch']}", *said])
+
+
+def _median_rate(jobs: Sequence[JobReport]) -> float:
+    return stats.median([tables.samples_per_s(job) for job in jobs])
+
+
+def _scaling_panel(axes: Axes, kind: str, series: Mapping[str, Points], sweep: SweepReport) -> bool:
+    crowded = False
+    for number, (name, points) in enumerate(list(series.items())[:MOST_LINES]):
+        look = line(number)
+        colour = look["color"]
+        ranks, rates = list(points), [rate for rate, _ in points.values()]
+        hollow = [oversubscribed(job, sweep.machine.get("cores", "")) for _, job in points.values()]
+        crowded |= any(hollow)
+        axes.plot(ranks, rates, **look, label=shorten(name, 60))
+        axes.plot([ranks[0], ranks[-1]], [rates[0], rates[0] * ranks[-1] / ranks[0]], ":", color=colour, linewidth=1, alpha=0.8)
+        for n, rate, is_hollow in zip(ranks, rates, hollow, strict=True):
+            axes.plot([n], [rate], "o", color=colour, fillstyle="none" if is_hollow else "full", markersize=7)
+    axes.set_xticks(sorted({n for points in series.values() for n in points}))
+    axes.set_ylim(bottom=0)
+    cores = sweep.machine.get("cores", "?")
+    note = f"\n(hollow: oversubscribed, more ranks than\n{cores} cores, scaling not defined)" if crowded else ""
+    batch = "global" if kind == "strong" else "local"
+    axes.set(xlabel=f"ranks (dotted: ideal){note}", ylabel="samples/s")
+    axes.set_title(f"{kind.capitalize()}: the {batch} batch stays")
+    axes.legend(loc="best")
+    return crowded
+
+
+# Time line
+
+
+def time_line(sweep: SweepReport) -> Drawing | None:
+    """Draw when each rank was in which step, over the first steps of the first jobs."""
+    jobs, remark = shown_of(trained(sweep), TIMELINE_JOBS)
+    if not jobs:
+        return None
+    rows: list[str] = []
+    made, (axes,) = figure(1.4 + 0.26 * sum(job.plan.nprocs for job in jobs))
+    for job in jobs:
+        begin = min(rank.steps[0].t - rank.steps[0].seconds for rank in job.result.ranks if rank.steps)
+        for rank in job.result.ranks:
+            _rank_row(axes, len(rows), job, rank.rank, begin)
+            rows.append(f"{named(job, sweep)}, rank {rank.rank}" if rank.rank == 0 else f"rank {rank.rank}")
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    looks = {"warm-up, not counted": GREY, "even step": BLUE, "odd step": SKY}
+    handles = [Patch(color=colour, label=name) for name, colour in looks.items()]
+    made.legend(handles=handles, loc="outside lower center", ncols=3)
+    axes.set(xlabel="ms since the first step began", title=f"First {TIMELINE_STEPS} steps of all ranks{remark}")
+    alt = f"The first {TIMELINE_STEPS} steps of every rank of {len(jobs)} job(s): one bar per step, a row per rank."
+    return Drawing("time-line", "Time line of the ranks", alt, made)
+
+
+def _rank_row(axes: Axes, row: int, job: JobReport, rank: int, begin: float) -> None:
+    steps = job.result.ranks[rank].steps[:TIMELINE_STEPS]
+    warmup = job.plan.train.warmup_steps if job.plan.train else 0
+    spans = [((step.t - step.seconds - begin) * 1e3, step.seconds * 1e3) for step in steps]
+    colours = [GREY if i < warmup else (SKY if step.step % 2 else BLUE) for i, step in enumerate(steps)]
+    axes.broken_barh(spans, (row - 0.38, 0.76), facecolors=colours)

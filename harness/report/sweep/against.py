@@ -1,0 +1,160 @@
+"""One sweep against an earlier one: each job against the job of the same settings. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.compare.correctness.checks_runs import OBSERVING
+from harness.compare.performance.launches import Launch
+from harness.compare.performance.verdict import PerformanceVerdict, compare
+from harness.errors import NotComparable
+from harness.report.sweep import table as tables
+from harness.report.sweep.build import digests
+from harness.report.sweep.notes import disturbed, untold
+from harness.report.sweep.samples import launch_of, trials_of
+from harness.report.sweep.sweep_report import JobReport, SweepReport
+from harness.report.sweep.table import Table
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A job, the one it is held against, and what that shows."""
+
+    job: JobReport
+    before: JobReport
+    speed: PerformanceVerdict | None
+    arithmetic: str
+
+
+@dataclass(frozen=True)
+class Against:
+    """A sweep against its baseline; ``notes`` say what could not be compared, and in what the machines differ."""
+
+    pairs: tuple[Pair, ...]
+    notes: tuple[str, ...]
+
+
+def against(baseline: SweepReport, sweep: SweepReport) -> Against:
+    """Return each job of ``sweep`` with its counterpart in ``baseline``.
+
+    Raises:
+        NotComparable: No job has one; the message says for each what differs.
+    """
+    earlier = [job for job in baseline.jobs if _has_steps(job)]
+    pairs: list[Pair] = []
+    refused: list[str] = []
+    for job in sweep.jobs:
+        match = next((one for one in earlier if _conditions(one) == _conditions(job)), None)
+        if match is None:
+            refused.append(_refusal(job, earlier, baseline))
+        elif _has_steps(job):
+            pairs.append(_pair(job, match, sweep, baseline))
+        else:
+            refused.append(f"job {job.plan.job} cannot be compared: it took no step that counts.")
+    if not pairs:
+        raise NotComparable("\n".join(refused))
+    notes = [*refused, *machine_notes(baseline, sweep), *_notes(pairs)]
+    return Against(tuple(pairs), tuple(notes))
+
+
+def _has_steps(job: JobReport) -> bool:
+    return job.plan.train is not None and job.result.status == "ok" and bool(tables.step_times(job))
+
+
+def _conditions(job: JobReport) -> dict[str, Any]:
+    """Return the settings that must be equal, by the name that the user knows: all but those of watching."""
+    plan = job.plan
+    trained = dataclasses.asdict(plan.train) if plan.train else {}
+    started = {"launcher": tables.settings(job)["launcher"], "nprocs": plan.nprocs, "threads": plan.threads}
+    machine = {"backend": plan.backend, "device": plan.device}
+    return {**started, **machine, **{name: value for name, value in trained.items() if name not in OBSERVING}}
+
+
+def _refusal(job: JobReport, earlier: list[JobReport], baseline: SweepReport) -> str:
+    """Return why a job has no counterpart: what differs from the one that is most like it."""
+    if not earlier:
+        return f"job {job.plan.job} cannot be compared: no job of {baseline.folder} took a step that counts."
+    differing = {one.plan.job: _differences(_conditions(job), _conditions(one)) for one in earlier}
+    nearest = min(differing, key=lambda number: len(differing[number]))
+    return f"job {job.plan.job} cannot be compared with job {nearest} of the baseline: {'; '.join(differing[nearest])}."
+
+
+def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for name in dict.fromkeys([*mine, *theirs]):
+        ours, other = mine.get(name), theirs.get(name)
+        if isinstance(ours, Mapping) and isinstance(other, Mapping):
+            found += _differences(ours, other, f"{prefix}{name}.")
+        elif ours != other:
+            found.append(f"{prefix}{name} is {ours} against {other}")
+    return found
+
+
+def _pair(job: JobReport, before: JobReport, sweep: SweepReport, baseline: SweepReport) -> Pair:
+    several = bool(job.trials and before.trials)
+    now, then = _launches(job, sweep, several), _launches(before, baseline, several)
+    try:
+        speed = compare([dataclasses.replace(launch, arm="baseline") for launch in then], now)
+    except NotComparable:
+        speed = None
+    if not several:
+        # Their own runs were compared, and are what the table shows.
+        job, before = dataclasses.replace(job, trials=()), dataclasses.replace(before, trials=())
+    return Pair(job, before, speed, _arithmetic(job, before))
+
+
+def _launches(job: JobReport, sweep: SweepReport, several: bool) -> list[Launch]:
+    # The machine is compared in words, by machine_notes.
+    machine = {"cores": sweep.machine.get("cores", "")}
+    return trials_of(job, machine) if several else [launch_of(job, machine)]
+
+
+def _arithmetic(job: JobReport, before: JobReport) -> str:
+    mine, theirs = digests(job), digests(before)
+    if mine and mine == theirs:
+        return "identical"
+    last = [one.result.losses()[-1] for one in (job, before)]
+    if not (mine and theirs):
+        return "no digests"
+    return f"differs, last loss {last[0]:.4g} against {last[1]:.4g}"
+
+
+def machine_notes(baseline: SweepReport, sweep: SweepReport) -> list[str]:
+    """Return in what the machines differ; times then say as much of the machines as of the code."""
+    differing = _differences(sweep.machine, baseline.machine)
+    if not differing:
+        return []
+    return [f"The sweeps ran on machines that differ, and so may their times and their last bits: {'; '.join(differing)}."]
+
+
+def _notes(pairs: list[Pair]) -> list[str]:
+    jobs = [dataclasses.replace(pair.job, speed=pair.speed) for pair in pairs]
+    busy = disturbed(jobs) + untold(jobs)
+    counts = {pair.speed.pairs for pair in pairs if pair.speed is not None}
+    single = ["* No claim of speed: one launch each says nothing beyond its own spread."] if 1 in counts else []
+    several = (
+        ["The sweeps ran at different times: what else the machine did then is part of the ratio."]
+        if max(counts, default=0) > 1
+        else []
+    )
+    return busy + single + several
+
+
+def against_table(comparison: Against, short: bool = False) -> Table:
+    """Return a row for each pair."""
+    jobs = [pair.job for pair in comparison.pairs]
+    before = [pair.before for pair in comparison.pairs]
+    times = tables.step_cells([*before, *jobs])
+    rows = []
+    for number, pair in enumerate(comparison.pairs):
+        values = tables.settings(pair.job)
+        speed = tables.ratio_cell(pair.speed, short)
+        named = (str(pair.job.plan.job), str(pair.before.plan.job), values["launcher"], values["nprocs"])
+        rows.append((*named, times[number], times[len(jobs) + number], speed, pair.arithmetic))
+    columns = ("job", "before", "launcher", "nprocs", "step before", "step now", "speed", "arithmetic")
+    numeric = (True, True, False, True, True, True, True, False)
+    states = tuple("ok" for _ in rows)
+    return Table(columns, numeric, tuple(rows), tuple(job.plan.job for job in jobs), states)

@@ -1,0 +1,246 @@
+"""A sweep's folder, and what can be read from it again: plans, records, and what the jobs were called."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.compare.correctness.check import Check, not_checked
+from harness.compare.correctness.checks_runs import (
+    RESUMES,
+    are_all_synchronised,
+    chains_of,
+    compare_observed,
+    compare_ranks,
+    compare_verifications,
+    judge_resumed,
+    may_share_reference,
+)
+from harness.compare.correctness.evidence import Evidence
+from harness.compare.correctness.verdict import Verdict, judge
+from harness.compare.detection import CORRECT, trials_of
+from harness.errors import NotComparable
+from harness.report.sweep.build import sweep_report
+from harness.report.sweep.sweep_report import JobReport, SweepReport
+from harness.report.sweep.table import Labelled
+from harness.run.folder import RESUMING, TRIALS, RunDir, write_json
+from harness.run.plan import RunPlan, TrainPlan
+from harness.run.record import FORMAT, RankResult, RunResult, check_format, run_result_from_json
+
+_INSIDE = {TRIALS, RESUMING}
+"""Folders of runs that belong to a job."""
+
+
+class SweepDir:
+    """The files of one sweep, beside the folders of its jobs."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+
+    @property
+    def index(self) -> Path:
+        """What the jobs are called, and what they ran on (JSON)."""
+        return self.path / "sweep.json"
+
+    def write(self, jobs: Iterable[tuple[Labelled, Path]], machine: Mapping[str, str]) -> None:
+        """Add jobs to the index; a sweeper may bring them in several batches."""
+        new = list(jobs)
+        # Job 0 begins a sweep: an older one in the same folder has been written over.
+        begins = any(job.plan.job == 0 for job, _ in new)
+        entries = {} if begins else {entry["job"]: entry for entry in self.read()["jobs"]}
+        for job, folder in new:
+            entries[job.plan.job] = {
+                "job": job.plan.job,
+                "folder": os.path.relpath(folder, self.path),
+                "label": dict(job.label),
+                "overrides": list(job.overrides),
+            }
+        self.path.mkdir(parents=True, exist_ok=True)
+        offset = time.time() - time.monotonic()
+        head = {"format": FORMAT, "machine": dict(machine), "clock_offset_s": offset}
+        write_json(self.index, {**head, "jobs": list(entries.values())})
+
+    def read(self) -> dict[str, Any]:
+        """Return the index; an empty one where there is none."""
+        if not self.index.exists():
+            return {"machine": {}, "clock_offset_s": None, "jobs": []}
+        return dict(_read_record(self.index))
+
+
+def _read_record(path: Path) -> Any:
+    """Return the JSON of a file.
+
+    Raises:
+        NotComparable: A newer harness has written it.
+    """
+    data = json.loads(path.read_text())
+    check_format(data, path)
+    return data
+
+
+_DAMAGED = (AttributeError, KeyError, TypeError, ValueError)
+"""What reading comes to in a file that was cut short, or changed by hand."""
+
+
+def find_sweeps(path: str | os.PathLike[str]) -> list[Path]:
+    """Return the sweeps in a folder: itself, those inside it, or the one that the folder of a job belongs to."""
+    folder = Path(path).absolute()
+    if RunDir(folder).plan.exists() and SweepDir(folder.parent).index.exists():
+        return [folder.parent]
+    return sorted(index.parent for index in folder.rglob(SweepDir(folder).index.name)) or [folder]
+
+
+def read_sweep(path: str | os.PathLike[str]) -> SweepReport:
+    """Return the report of a sweep's folder, or of the folder of one job.
+
+    Raises:
+        NotComparable: There is no run in it.
+    """
+    folder = Path(path).absolute()
+    runs = sorted(plan.parent for plan in folder.rglob("plan.json") if not _INSIDE.intersection(plan.relative_to(folder).parts))
+    if not runs:
+        raise NotComparable(f"{path} holds no run: there is no plan.json in it. Give the folder of a sweep, outputs/DAY/TIME.")
+    index = SweepDir(folder if SweepDir(folder).index.exists() else folder.parent)
+    try:
+        known = index.read()
+        entries = {(index.path / entry["folder"]).resolve(): entry for entry in known["jobs"]}
+    except _DAMAGED as error:
+        raise NotComparable(f"{index.index} cannot be read: it is damaged ({error!r}).") from error
+    jobs = [_read_job(run, entries.get(run.resolve(), {})) for run in runs]
+    return _report(folder, jobs, known)
+
+
+def whole_sweep(folder: SweepDir, jobs: Sequence[JobReport]) -> SweepReport:
+    """Return the report of the jobs that have just run, and of the sweep's earlier ones, which a sweeper ran in batches."""
+    known, new = folder.read(), {job.plan.job for job in jobs}
+    earlier = [e for e in known["jobs"] if e["job"] not in new and RunDir(folder.path / e["folder"]).plan.exists()]
+    read = [_read_job(folder.path / entry["folder"], entry) for entry in earlier]
+    return _report(folder.path, [*read, *jobs], known)
+
+
+def _report(folder: Path, jobs: Iterable[JobReport], index: Mapping[str, Any]) -> SweepReport:
+    return _with_faults(sweep_report(str(folder), _by_verifications(jobs), index["machine"], index["clock_offset_s"]))
+
+
+def _by_verifications(jobs: Iterable[JobReport]) -> Iterator[JobReport]:
+    """Yield the jobs; R10 joins the verdict where an earlier job verified the same training, to the same depth."""
+    before: list[JobReport] = []
+    for job in sorted(jobs, key=lambda job: job.plan.job):
+        known = next((one for one in before if may_share_reference(one.plan, job.plan)), None)
+        if job.correctness is None or job.result.status != "ok":
+            yield job
+            continue
+        before.append(job)
+        yield job if known is None else _against_verification(job, job.correctness, known)
+
+
+def _against_verification(job: JobReport, verdict: Verdict, known: JobReport) -> JobReport:
+    mine, other = (_read_record(RunDir(one.folder).evidence) for one in (job, known))
+    check = compare_verifications(known.plan, other, job.plan, mine)
+    return dataclasses.replace(job, correctness=verdict.joined_by(check))
+
+
+def _with_faults(sweep: SweepReport) -> SweepReport:
+    """Return the report with what the checks say of each injected fault, in jobs that have one and in audits."""
+    found: dict[str, Mapping[str, str]] = {}
+    for job in sweep.jobs:
+        if job.plan.train is not None and job.plan.train.fault is not None and job.correctness is not None:
+            found.setdefault(job.plan.train.fault, {check.name: check.status for check in job.correctness.checks})
+        for trial in trials_of(read_audit(RunDir(job.folder)) or {"trials": []}):
+            if trial.fault != CORRECT:
+                found.setdefault(trial.fault, trial.checks)
+    return dataclasses.replace(sweep, faults=found)
+
+
+def read_audit(run: RunDir) -> dict[str, Any] | None:
+    """Return what an audit has left in a run's folder; None without one."""
+    return dict(_read_record(run.audit)) if run.audit.exists() else None
+
+
+def _read_job(folder: Path, entry: Mapping[str, Any]) -> JobReport:
+    run = RunDir(folder)
+    try:
+        plan = RunPlan.read(run)
+        result = read_result(run, plan)
+        return job_report(plan, run, result, entry.get("label", {}), entry.get("overrides", ()))
+    except _DAMAGED as error:
+        said = f"{run.path} cannot be read: its files are damaged, or another version of harness has written them ({error!r})."
+        raise NotComparable(said) from error
+
+
+def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str, str], overrides: Sequence[str]) -> JobReport:
+    """Return the report of one job, with the verdict on the evidence in its folder."""
+    verdict, trials = read_verdict(run), tuple(read_trials(run))
+    if verdict is not None and result.status == "ok" and plan.train is not None:
+        verdict = verdict.joined_by(*_of_training(plan, plan.train, run, result))
+    ended = result.status != "ok" and not run.result.exists()
+    return JobReport(plan, str(run.path), result, label, tuple(overrides), correctness=verdict, trials=trials, ended=ended)
+
+
+def _of_training(plan: RunPlan, train: TrainPlan, run: RunDir, result: RunResult) -> Iterator[Check]:
+    """Yield the checks of a whole training that has ended well."""
+    evidence: Evidence = _read_record(run.evidence)
+    yield compare_ranks(chains_of(result), are_all_synchronised(evidence))
+    if train.resume:
+        yield not_checked("R13", "the verified steps are the first ones, and this training went on from a checkpoint")
+    else:
+        yield compare_observed(evidence, chains_of(result))
+    if train.compare in RESUMES:
+        yield judge_resumed(plan, result, run, _read_inside(run.interrupted), _read_inside(run.resumed))
+
+
+def _read_inside(run: RunDir) -> RunResult | None:
+    """Return what came out of a run; None where it came to no end, because nobody started it or its parent was ended."""
+    return read_result(run, RunPlan.read(run)) if run.result.exists() else None
+
+
+def read_trials(run: RunDir) -> Iterator[tuple[RunPlan, RunResult]]:
+    """Yield plan and result of each launch that was made to compare launchers, in their order."""
+    found = [RunDir(folder) for folder in (run.path / TRIALS).glob("*") if RunDir(folder).plan.exists()]
+    for trial in sorted(found, key=lambda trial: int(trial.path.name)):
+        plan = RunPlan.read(trial)
+        yield plan, read_result(trial, plan)
+
+
+def read_verdict(run: RunDir) -> Verdict | None:
+    """Return what the checks says of a run; None where nothing was verified."""
+    if not run.evidence.exists():
+        return None
+    return judge(_read_record(run.evidence))
+
+
+def read_result(run: RunDir, plan: RunPlan) -> RunResult:
+    """Return what came out of a run; where its parent did not live to write that, what the ranks recorded."""
+    if run.result.exists():
+        return _sound(run_result_from_json(_read_record(run.result)))
+    ranks = tuple(RankResult.from_events(rank, run.events(rank)) for rank in range(plan.nprocs))
+    return RunResult("failed", ranks, message=f"the run was ended before it was judged: there is no {run.result.name}.")
+
+
+def _sound(result: RunResult) -> RunResult:
+    """Return the result, if what times are made of are numbers that a clock and a kernel can have given.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for rank in result.ranks:
+        spans = [step.seconds for step in rank.steps]
+        counted = [value for meter in rank.meters for name, value in meter.items() if name != "name" and value is not None]
+        clocks = [*(step.t for step in rank.steps), *rank.marks.values(), *counted]
+        if not all(_is_finite(value) for value in (*spans, *clocks)) or not all(value > 0 for value in spans):
+            raise ValueError(f"a time of rank {rank.rank} is none")
+        if not all(isinstance(step.loss_sum, int | float) and isinstance(step.count, int | float) for step in rank.steps):
+            raise ValueError(f"a loss of rank {rank.rank} is no number")
+    if not all(_is_finite(value) for value in result.marks.values()):
+        raise ValueError("a mark of the run is no time")
+    return result
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,76 @@
+"""How the jobs of a sweep scale over ranks, or what is missing to say so. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from harness.compare.performance.launches import Launch
+from harness.compare.performance.scaling import scaling
+from harness.errors import NotComparable
+from harness.report.sweep.samples import launch_of, launched_in_turn, trials_of, work
+from harness.report.sweep.sweep_report import JobReport
+from harness.report.sweep.table import settings, step_times
+
+
+def scaling_sentences(jobs: Sequence[JobReport], machine: Mapping[str, str]) -> Iterator[tuple[int, str]]:
+    """Yield number and sentence for each job of several ranks that has a counterpart of one rank."""
+    done = [job for job in jobs if job.plan.train is not None and job.result.status == "ok" and step_times(job)]
+    for job in done:
+        ones = [one for one in done if job.plan.nprocs > 1 and one.plan.nprocs == 1 and _alike(one, job) and _kind(one, job)]
+        plain = next((one for one in ones if not _wrapped(one)), None)
+        single = next((one for one in ones if plain and _wrapped(one) and _batch(one) == _batch(plain)), None)
+        # Wrapping one rank is nothing to several: the job without says the same.
+        told = _wrapped(job) and any(not _wrapped(one) and _same(one, job) for one in done)
+        if plain is not None and not told:
+            yield job.plan.job, _sentence(plain, single, job, machine)
+
+
+def _sentence(plain: JobReport, single: JobReport | None, many: JobReport, machine: Mapping[str, str]) -> str:
+    arms = [arm for arm in (plain, single, many) if arm is not None]
+    launches = _launches(arms, machine)
+    try:
+        kind = _kind(plain, many)
+        assert kind is not None
+        return f"{scaling(kind, launches[0], launches[1] if single else None, launches[-1]).sentence}."
+    except NotComparable as error:
+        return f"no scaling, because {str(error).rstrip('.')}; set it to the same for both."
+
+
+def _launches(arms: Sequence[JobReport], machine: Mapping[str, str]) -> list[list[Launch]]:
+    """Return what was launched in turn, where all arms were and trained what was verified; else the jobs' own runs."""
+    orders = [plan.trial.order for arm in arms for plan, _ in arm.trials if plan.trial]
+    # Older records do not tell who was launched among whom; there, a number that occurs twice does.
+    if launched_in_turn(arms) and not any(arm.strayed for arm in arms) and len(set(orders)) == len(orders):
+        return [trials_of(arm, machine) for arm in arms]
+    return [[launch_of(arm, machine)] for arm in arms]
+
+
+def _kind(one: JobReport, many: JobReport) -> Any:
+    """Return ``strong`` where the global batch stays, ``weak`` where that of a rank does, else None."""
+    return {_batch(one): "strong", many.plan.nprocs * _batch(one): "weak"}.get(_batch(many))
+
+
+def _batch(job: JobReport) -> int:
+    assert job.plan.train is not None
+    return job.plan.train.global_batch_size
+
+
+def _wrapped(job: JobReport) -> bool:
+    return job.plan.train is not None and job.plan.train.ddp.wrap_one_rank
+
+
+def _same(one: JobReport, job: JobReport) -> bool:
+    return one.plan.nprocs == job.plan.nprocs and _batch(one) == _batch(job) and _alike(one, job)
+
+
+def _alike(one: JobReport, many: JobReport) -> bool:
+    """Return whether two jobs differ in nothing but number of ranks and batch."""
+    mine, theirs = work(one), work(many)
+    del mine["global_batch_size"], theirs["global_batch_size"]
+    return mine == theirs and settings(one)["launcher"] == settings(many)["launcher"] and _reduction(one) == _reduction(many)
+
+
+def _reduction(job: JobReport) -> Any:
+    assert job.plan.train is not None
+    return {**vars(job.plan.train.ddp), "wrap_one_rank": None}, job.plan.train.compile

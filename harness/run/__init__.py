@@ -1,0 +1,1 @@
+"""What is a run? Its plan, its records and its folder: plain data, JSON."""

@@ -1,0 +1,1 @@
+"""How is a step taken? Recipe, data, trainer, checkpoint."""

@@ -1,0 +1,190 @@
+"""Checkpoints: written whole by rank 0, read by any number of ranks, or by bare torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import textwrap
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.compare.correctness.checks_runs import OBSERVING
+from harness.errors import ConfigError
+from harness.run.folder import find_checkpoint
+from harness.run.plan import TrainPlan
+from harness.training.seeds import seed_rank
+from harness.training.state import random_states, set_random_states
+from harness.training.trainer import Trainer
+
+NOT_TOLD = OBSERVING | {"resume", "stop_after", "checkpoint_every", "eval_every"}
+"""Settings of which nobody asks whether they were others before a checkpoint than they are after it."""
+
+
+def save(trainer: Trainer, path: Path, step: int) -> None:
+    """Write what training needs to go on after ``step`` steps, and return on all ranks when it is written.
+
+    Whenever this process ends, the path holds the old checkpoint or the new one.
+    """
+    seat = trainer.seat
+    states: list[Any] = [_plain(random_states())] * seat.world_size
+    if seat.world_size > 1:
+        dist.all_gather_object(states, states[0])
+    if seat.rank == 0:
+        _write_whole(_content(trainer, step, states), path)
+    if seat.world_size > 1:
+        # The next step's time is not to hold rank 0's writing.
+        dist.barrier()
+
+
+def _content(trainer: Trainer, step: int, states: list[Any]) -> dict[str, Any]:
+    return {
+        "step": step,
+        "num_steps": trainer.num_steps,
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "scheduler": trainer.scheduler.state_dict() if trainer.scheduler else None,
+        "random": states,
+        "settings": json.loads(json.dumps(dataclasses.asdict(trainer.plan), default=str)),
+    }
+
+
+def _write_whole(content: dict[str, Any], path: Path) -> None:
+    aside = path.with_name(f".{path.name}.aside")
+    with aside.open("wb") as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
+def look(path: Path, plan: TrainPlan, nprocs: int) -> str:
+    """Return after which step a training goes on, and what is set otherwise than it was before; no tensor is read.
+
+    Raises:
+        ConfigError: There is no such checkpoint, it cannot be read, or it has no step left to take.
+    """
+    content = _read(path, torch.device("cpu"), mapped=True)
+    step = int(content["step"])
+    if plan.steps is not None:
+        _require_steps(path, step, plan.steps)
+    before = {"nprocs": len(content["random"]), **content.get("settings", {})}
+    now = json.loads(json.dumps({"nprocs": nprocs, **dataclasses.asdict(plan)}, default=str))
+    of = "" if plan.steps is None else f" of {plan.steps}"
+    changed = ", ".join(_changed(before, now))
+    return f"The training of {path} goes on after step {step}{of}{f'. Set otherwise than there: {changed}' if changed else ''}."
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield ``seed is 1 and was 0`` for each setting that is known of both and differs, by its dotted name."""
+    for name, was in before.items():
+        if name not in now or (not prefix and name in NOT_TOLD):
+            continue
+        if isinstance(was, Mapping) and isinstance(now[name], Mapping):
+            yield from _changed(was, now[name], f"{prefix}{name}.")
+        elif was != now[name]:
+            yield f"{prefix}{name} is {_typed(now[name])} and was {_typed(was)}"
+
+
+def _typed(value: Any) -> str:
+    """Return a setting as one types it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _require_steps(path: Path, step: int, num_steps: int) -> None:
+    if step >= num_steps:
+        raise ConfigError(
+            f"resume={path}: the checkpoint has {step} steps behind it, and this run has {num_steps} in all. "
+            f"None is left: use steps={step + 1} or more."
+        )
+
+
+def load(trainer: Trainer, path: Path) -> int:
+    """Take over a checkpoint, by its path or its run's folder, and return the number of steps that it has behind it.
+
+    Random streams go on where they were if the number of ranks is the same; otherwise they begin anew. A training that is
+    now longer or shorter than it was goes on by the schedule of its new length, as it is from that step on.
+
+    Raises:
+        ConfigError: There is no such checkpoint, it is of another model, or it has no step left to take.
+    """
+    content = _read(path, trainer.seat.device)
+    step, seat = int(content["step"]), trainer.seat
+    is_other_length = trainer.scheduler is not None and content.get("num_steps", trainer.num_steps) != trainer.num_steps
+    at = _schedule_at(trainer, step) if is_other_length else None
+    _take_over(trainer, content, path)
+    if at is not None:
+        _reschedule(trainer, *at)
+    _require_steps(path, step, trainer.num_steps)
+    if len(content["random"]) == seat.world_size:
+        set_random_states(_restored(content["random"][seat.rank]))
+    else:
+        seed_rank(trainer.plan.seed, seat.rank, step)
+    return step
+
+
+def _read(path: Path, device: torch.device, mapped: bool = False) -> dict[str, Any]:
+    file = find_checkpoint(path)
+    try:
+        # Only the format of today can be mapped.
+        mapped = mapped and zipfile.is_zipfile(file)
+        content = torch.load(file, map_location=device, weights_only=False, mmap=mapped)
+    except Exception:  # whatever unpickling damaged bytes comes to
+        said = "it is damaged, or something else has written it"
+        raise ConfigError(f"resume={file} cannot be read as a checkpoint: {said}.") from None
+    missing = {"step", "model", "optimizer", "scheduler", "random"} - set(content if isinstance(content, dict) else ())
+    if missing:
+        raise ConfigError(f"resume={file} is no checkpoint of a run: it has no {', '.join(sorted(missing))}.")
+    return dict(content)
+
+
+def _take_over(trainer: Trainer, content: dict[str, Any], path: Path) -> None:
+    try:
+        trainer.model.load_state_dict(content["model"])
+    except RuntimeError as error:
+        said = textwrap.shorten(str(error).partition(":")[2], 300, placeholder=" ...")
+        raise ConfigError(f"resume={path}: the checkpoint is of another model. {said}") from None
+    try:
+        trainer.optimizer.load_state_dict(content["optimizer"])
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"resume={path}: the checkpoint is of another optimizer. {error}") from None
+    if (trainer.scheduler is None) != (content["scheduler"] is None):
+        has, lacks = ("the recipe", "the checkpoint") if trainer.scheduler else ("the checkpoint", "the recipe")
+        raise ConfigError(f"resume={path}: {has} has a scheduler, and {lacks} has none.")
+    if trainer.scheduler is not None:
+        trainer.scheduler.load_state_dict(content["scheduler"])
+
+
+def _reschedule(trainer: Trainer, settings: Sequence[Mapping[str, Any]], schedule: Mapping[str, Any]) -> None:
+    """Put the trainer where a schedule is: into the optimizer's settings, lr among them, and into the scheduler."""
+    assert trainer.scheduler is not None
+    for group, scheduled in zip(trainer.optimizer.param_groups, settings, strict=True):
+        group.update({name: value for name, value in scheduled.items() if name != "params"})
+    trainer.scheduler.load_state_dict(dict(schedule))
+
+
+def _schedule_at(trainer: Trainer, step: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the optimizer's settings and the scheduler's state that a new trainer comes to in so many steps."""
+    assert trainer.scheduler is not None
+    with warnings.catch_warnings():
+        # Of a scheduler that is stepped before the optimizer; this one catches up with an optimizer that has been.
+        warnings.simplefilter("ignore")
+        for _ in range(step):
+            trainer.scheduler.step()
+    return trainer.optimizer.state_dict()["param_groups"], trainer.scheduler.state_dict()
+
+
+def _plain(states: dict[str, Any]) -> dict[str, Any]:
+    """Return random states without arrays of numpy, which torch refuses to load by default."""
+    kind, keys, *rest = states["numpy"]
+    return {**states, "numpy": [kind, keys.tolist(), *rest]}
+
+
+def _restored(states: dict[str, Any]) -> dict[str, Any]:
+    return {**states, "numpy": tuple(states["numpy"])}

@@ -1,0 +1,1 @@
+"""How do ranks become one? DDP, BatchNorm over ranks, sparse gradients."""

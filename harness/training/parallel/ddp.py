@@ -1,0 +1,297 @@
+"""Data parallelism that trains what one process trains: torch's `DistributedDataParallel` (DDP) under paddle's name.
+
+The cases are added that DDP gets wrong or refuses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from warnings import warn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.errors import ConfigError, HarnessError
+from harness.training.parallel.collectives import require_one_model, world_size
+from harness.training.parallel.comm_hooks import MakeHook
+from harness.training.parallel.sparse import SparseTables, sparse_tables
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """How DDP reduces gradients.
+
+    Attributes:
+        gradient_as_bucket_view: Whether gradients live in the buckets: less memory, one copy fewer.
+        static_graph: Whether every step uses the same parameters in the same way.
+        wrap_one_rank: Whether a single rank gets DDP too, to see what that alone costs.
+        comm_hook: Makes what reduces a bucket in place of the mean in the gradients' own type.
+    """
+
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    wrap_one_rank: bool = False
+    comm_hook: MakeHook | None = None
+
+
+class DataParallel(nn.Module):
+    """Train one module on all ranks of a group, each rank with its own part of the batch.
+
+    After ``backward()`` every parameter's ``grad`` is the mean over the ranks of what each computed, equal in bits on
+    all of them. Every rank takes rank 0's parameters and buffers at construction, and rank 0's buffers again at each
+    training forward.
+
+    What differs from torch's DDP, which does the work underneath:
+
+    - At world size 1, without a process group, or with nothing to train it is a plain wrapper: no communication in
+      forward or backward.
+    - ``state_dict()`` holds the bare module's names, so a checkpoint fits any number of ranks and bare torch, both
+      ways. ``named_parameters()`` and ``named_modules()`` keep DDP's ``module.`` prefix: they name what lies where.
+    - Attributes of the module can be read through the wrapper. To change one, write to ``.module``.
+    - Sparse embeddings (``sparse=True``) are reduced here, row by row: DDP fails on a table that a rank did not touch.
+    - Parameters frozen or unfrozen after wrapping, a changed dtype or device, and a process group that starts later
+      take effect at the next forward, where DDP would skip the reduction. All ranks must change alike.
+    - Parameters replaced, added or removed after wrapping are an error at the next forward.
+
+    As in DDP, a parameter that takes no part in a step needs ``find_unused_parameters=True`` (sparse tables do not); it
+    then keeps ``grad = None`` if no rank used it. Without it DDP leaves that step's gradients unreduced and raises at
+    the next forward. As in DDP, each rank calls forward equally often, in evaluation too if the module has buffers; to
+    evaluate on one rank alone, call ``.module``.
+
+    Args:
+        module: The module to train, on its device already.
+        strategy: Accepted for compatibility with paddle, without effect.
+        comm_buffer_size: Size in MiB of the buckets in which gradients travel (DDP's ``bucket_cap_mb``).
+        last_comm_buffer_size: Size in MiB of the one small bucket. Paddle sends it last. So does DDP until it has seen
+            a backward; then it puts its buckets in the order of that, and sends the small one first, to start early.
+        find_unused_parameters: Search each step's graph for parameters that it does not use.
+        group: The process group; None is the default one.
+        reduction: How gradients are reduced, beyond that.
+
+    Raises:
+        ConfigError: If a buffer size is not positive.
+        Mismatch: If the ranks' modules differ in names, types or shapes of tensors, or in which of them are trained.
+    """
+
+    _ddp: DistributedDataParallel | None = None
+    _tables: SparseTables | None
+    _wrapped_layout: _Layout | None
+
+    def __init__(
+        self,
+        module: nn.Module,
+        strategy: object = None,
+        comm_buffer_size: float = 25,
+        last_comm_buffer_size: float = 1,
+        find_unused_parameters: bool = False,
+        group: ProcessGroup | None = None,
+        *,
+        reduction: Reduction | None = None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.find_unused_parameters = find_unused_parameters
+        self.group = group
+        self._reduction = reduction or Reduction()
+        self._options: dict[str, Any] = {
+            **_bucket_options(comm_buffer_size, last_comm_buffer_size),
+            "gradient_as_bucket_view": self._reduction.gradient_as_bucket_view,
+            "static_graph": self._reduction.static_graph,
+        }
+        self._synchronising = True
+        self._warned: set[str] = set()
+        register: Any = self.register_load_state_dict_pre_hook
+        register(_insert_module_prefix)
+        self._wrap()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the wrapped module returns.
+
+        Raises:
+            HarnessError: If parameters were replaced, added or removed after wrapping, or if the module has sparse
+                tables and its output holds no tensor from which the end of backward could be known.
+        """
+        if not torch.is_grad_enabled():
+            return self._run(*args, **kwargs)
+        self._follow_changes()
+        if self._tables is None:
+            return self._run(*args, **kwargs)
+        with self._tables.anchored():
+            output = self._run(*args, **kwargs)
+        if self._synchronising:
+            self._tables.reduce_after_backward(output)
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Let gradients of forwards inside accumulate locally; the first backward after it averages their sum."""
+        before, self._synchronising = self._synchronising, False
+        try:
+            yield
+        finally:
+            self._synchronising = before
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the wrapped module's own state, without a ``module.`` prefix, also where this wrapper is nested."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a state with the bare module's names.
+
+        ``assign=True`` replaces the parameters, so that the wrapper has to be built anew. Where the wrapper is nested
+        inside another module, torch does not find the ``_version`` of what it wraps.
+        """
+        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """Return ``loss`` unchanged. Deprecated: gradients are averaged in backward."""
+        self._warn_deprecated("scale_loss")
+        return loss
+
+    def apply_collective_grads(self) -> None:
+        """Do nothing. Deprecated: gradients are averaged in backward."""
+        self._warn_deprecated("apply_collective_grads")
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            module = self.__dict__.get("_modules", {}).get("module")
+            if module is None:
+                raise
+            return getattr(module, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy (an average of weights, say) builds its own reducer when it is first trained.
+        return self.__dict__ | {"_ddp": None, "_tables": None, "_wrapped_layout": None}
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        if self._ddp is None:
+            return self.module(*args, **kwargs)
+        with nullcontext() if self._synchronising else self._ddp.no_sync():
+            return self._ddp(*args, **kwargs)
+
+    def _warn_deprecated(self, name: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            message = f"DataParallel.{name}() does nothing: backward averages the gradients. Remove the call."
+            warn(message, FutureWarning, stacklevel=3)
+
+    def _follow_changes(self) -> None:
+        layout = _Layout.of(self)
+        if layout == self._wrapped_layout:
+            return
+        if self._wrapped_layout is not None and layout.identities != self._wrapped_layout.identities:
+            raise HarnessError(_replaced_message(self._known_parameters, dict(self.named_parameters())))
+        self._wrap()
+
+    def _wrap(self) -> None:
+        """Build what reduces the gradients of the parameters that are trainable now; collective over the group."""
+        if self._ddp is not None:
+            # A process's first DDP is in a reference cycle: until it is collected, its hooks would go on reducing.
+            self._ddp.reducer._remove_autograd_hooks()
+        # Set past nn.Module's registration: DDP holds the module a second time.
+        object.__setattr__(self, "_ddp", None)
+        self._tables = None
+        # Holding the parameters keeps their identities from being used again.
+        self._known_parameters = dict(self.named_parameters())
+        self._wrapped_layout = _Layout.of(self)
+        if self._wrapped_layout.world_size == 1 and not (self._reduction.wrap_one_rank and dist.is_initialized()):
+            return
+        require_one_model(self.module, self.group)
+        tables = sparse_tables(self.module)
+        dense = [p for p in self.module.parameters() if p.requires_grad and not any(p is table for table in tables)]
+        if dense:
+            object.__setattr__(self, "_ddp", self._build_ddp(tables))
+        else:
+            _broadcast_state(self.module, self.group)
+        if tables:
+            anchor = dense[0] if dense and self.find_unused_parameters else None
+            self._tables = SparseTables(self.module, tables, anchor, self.group)
+
+    def _build_ddp(self, tables: Sequence[nn.Parameter]) -> DistributedDataParallel:
+        # DDP reduces what is trainable at its construction and broadcasts everything: just right for the tables.
+        with _frozen(tables):
+            made = DistributedDataParallel(
+                self.module,
+                process_group=self.group,
+                find_unused_parameters=self.find_unused_parameters,
+                **self._options,
+            )
+        if self._reduction.comm_hook is not None:
+            made.register_comm_hook(*self._reduction.comm_hook())
+        return made
+
+
+def _bucket_options(comm_buffer_size: float, last_comm_buffer_size: float) -> dict[str, Any]:
+    for name, size in (("comm_buffer_size", comm_buffer_size), ("last_comm_buffer_size", last_comm_buffer_size)):
+        if size <= 0:
+            raise ConfigError(f"{name}={size} is not a bucket size: it is a number of MiB above 0.")
+    if (comm_buffer_size, last_comm_buffer_size) == (25, 1):
+        return {}  # DDP's own defaults; any bucket_cap_mb given, 25 included, would end the small bucket
+    if "bucket_cap_mb_list" not in inspect.signature(DistributedDataParallel).parameters:
+        warn(f"torch {torch.__version__} has no setting for last_comm_buffer_size; its own choice holds.", stacklevel=4)
+        return {"bucket_cap_mb": comm_buffer_size}
+    return {"bucket_cap_mb_list": [last_comm_buffer_size, comm_buffer_size]}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """What a reducer was built for; it has to be built anew when this changes."""
+
+    world_size: int
+    identities: tuple[int, ...]
+    kinds: tuple[tuple[bool, torch.dtype, torch.device], ...]
+
+    @classmethod
+    def of(cls, model: DataParallel) -> _Layout:
+        parameters = [p for p in _collected(model, []) if p is not None]
+        kinds = tuple((p.requires_grad, p.dtype, p.device) for p in parameters)
+        return cls(world_size(model.group), tuple(map(id, parameters)), kinds)
+
+
+def _collected(module: nn.Module, found: list[nn.Parameter | None]) -> list[nn.Parameter | None]:
+    """Return ``found`` and all parameters, shared ones each time. Every forward asks, and ``parameters()`` is slow."""
+    found.extend(module._parameters.values())
+    for child in module._modules.values():
+        if child is not None:
+            _collected(child, found)
+    return found
+
+
+def _replaced_message(known: Mapping[str, nn.Parameter], present: Mapping[str, nn.Parameter]) -> str:
+    names = sorted(name for name in known.keys() | present.keys() if known.get(name) is not present.get(name))
+    shown = ", ".join(name.removeprefix("module.") for name in names[:5]) + (", ..." if len(names) > 5 else "")
+    return (
+        f"Parameters were replaced, added or removed after DataParallel was built ({shown}): their gradients would not "
+        "be averaged. Change the module first, then wrap it, DataParallel(model.module), and build the optimizer anew."
+    )
+
+
+def _insert_module_prefix(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Rename the entries of a nested wrapper to where torch looks for them, below ``module.``."""
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+
+
+def _broadcast_state(module: nn.Module, group: ProcessGroup | None) -> None:
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.detach(), group=group, group_src=0)
+
+
+@contextmanager
+def _frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)

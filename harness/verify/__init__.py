@@ -1,0 +1,1 @@
+"""Is it right? The ranks' steps are captured, and one process replays them."""

@@ -1,0 +1,1 @@
+"""Can the checks fail? Faults that are put into the ranks."""
