@@ -110,7 +110,7 @@ def _number(cell: str) -> str:
 
 
 def _contents(sweep: SweepReport, pictures: Sequence[Picture]) -> str:
-    checks = [("checks", "Every check")] if any(job.correctness for job in sweep.jobs) else []
+    checks = [("every-check", "Every check")] if any(job.correctness for job in sweep.jobs) else []
     links = [("jobs", "Jobs"), *checks, *((picture.name, picture.title) for picture in pictures), ("machine", "Machine")]
     written = "".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title in links)
     return f"<nav>{written}</nav>"
@@ -166,7 +166,7 @@ def _checks(sweep: SweepReport) -> list[str]:
     """Return a section with every check of the verified jobs, folded unless one is red."""
     found, rest = check_tables(sweep)
     body = "".join(map(_checks_table, found)) + _sentences(filter(None, [rest]))
-    return [_section("checks", "Every check", body)] if found else []
+    return [_section("every-check", "Every check", body)] if found else []
 
 
 def _checks_table(table: ChecksTable) -> str:
