@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import re
 import signal
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, HarnessError
 from harness.training import checkpoint
 from harness.training.trainer import Seat, Trainer
 from tests import toys
@@ -281,3 +283,92 @@ def test_a_run_without_a_step_left_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has 8 steps behind it, .* has 8 in all. None is left: use steps=9"):
         checkpoint.load(rich(), path)
     assert checkpoint.load(rich(steps=9), path) == 8
+
+
+def with_content(path: Path, **changed: Any) -> Path:
+    """Return the path of a checkpoint in which these entries are others."""
+    checkpoint.save(rich(), path, 2)
+    torch.save({**torch.load(path), **changed}, path)
+    return path
+
+
+class Program:
+    """What runs code when it is unpickled without care."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_a_checkpoint_is_data_and_never_a_program(tmp_path: Path) -> None:
+    path = with_content(tmp_path / "checkpoint.pt", settings=Program(tmp_path / "ran"))
+    for read in (lambda: checkpoint.look(path, rich().plan, 1), lambda: checkpoint.load(rich(), path)):
+        with pytest.raises(ConfigError, match=r"is no checkpoint: it holds posix\.mkdir, which is a program, and no data\."):
+            read()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_flipped_bit_is_seen_in_every_part(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(rich(), path, 2)
+    whole = path.read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        parts = [(entry.header_offset, archive.read(entry)) for entry in archive.infolist() if entry.file_size >= 40]
+    assert len(parts) >= 7
+    for begin, content in parts:
+        flipped = bytearray(whole)
+        flipped[whole.index(content, begin) + len(content) // 2] ^= 1
+        path.write_bytes(flipped)
+        with pytest.raises(ConfigError, match="cannot be read as a checkpoint: it is damaged"):
+            checkpoint.load(rich(), path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"step": 5.7}, r"its step is 5\.7"),
+        ({"step": True}, "its step is True"),
+        ({"step": -1}, "its step is -1"),
+        ({"model": [1, 2]}, r"its model is \[1, 2\]"),
+        ({"optimizer": "adam"}, "its optimizer is 'adam'"),
+        ({"random": None}, "its random is None"),
+        ({"settings": 3}, "its settings is 3"),
+    ],
+)
+def test_an_odd_entry_is_named(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    path = with_content(tmp_path / "checkpoint.pt", **changed)
+    with pytest.raises(ConfigError, match=f"is no checkpoint of a run: {message}"):
+        checkpoint.load(rich(), path)
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match=f"resume={path} is no checkpoint: it is a pipe, a device or the like"):
+            checkpoint.load(rich(), path)
+
+
+def test_a_full_disk_costs_the_new_checkpoint_and_not_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, made = tmp_path / "checkpoint.pt", rich()
+    checkpoint.save(made, path, 2)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = f"The checkpoint after step 4 cannot be written: No space left on device. The one before it is whole: {path}."
+    with pytest.raises(HarnessError, match=f"^{re.escape(said)}$"):
+        checkpoint.save(made, path, 4)
+    assert (torch.load(path)["step"], [file.name for file in tmp_path.iterdir()]) == (2, ["checkpoint.pt"])
+
+
+def test_a_state_that_could_not_be_read_again_is_refused(tmp_path: Path) -> None:
+    class Odd(Rich):
+        def optimizer(self, model: nn.Module) -> Any:
+            return torch.optim.SGD([{"params": list(model.parameters()), "owner": Program(tmp_path)}], lr=0.1)
+
+    with pytest.raises(ConfigError, match="the optimizer's state holds what is no data"):
+        checkpoint.save(trainer(Odd(), checkpoint_every=1), tmp_path / "checkpoint.pt", 2)
+    assert list(tmp_path.iterdir()) == []

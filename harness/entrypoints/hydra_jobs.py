@@ -36,8 +36,9 @@ from harness.report.reporter import Reporters
 from harness.report.sweep.folder import SweepDir, job_report, whole_sweep
 from harness.report.sweep.notes import failed_launches
 from harness.report.sweep.sweep_report import JobReport, SweepReport
+from harness.run.checkpoint_file import find_checkpoint
 from harness.run.environment import usable_cores, wanted_threads
-from harness.run.folder import RunDir, find_checkpoint, read_value, write_whole
+from harness.run.folder import RunDir, read_value, write_whole
 from harness.run.job import Job, alone_in
 from harness.run.machine import machine_facts
 from harness.run.placement import Placement, place

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ConfigError
-
 TRIALS = "trials"
 """Folder, inside a job's, of the launches that were made to compare launchers."""
 RESUMING = "resuming"
@@ -206,17 +204,3 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` as JSON, whole; NaN and infinity keep their JavaScript names, as Python's ``json`` reads them."""
     write_whole(path, json.dumps(content, indent=1) + "\n")
-
-
-def find_checkpoint(path: Path) -> Path:
-    """Return the file of a checkpoint that is named by its path or its run's folder.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    file = RunDir(path).checkpoint if path.is_dir() else path
-    if not file.exists():
-        inside = sorted(path.glob(f"*/{file.name}")) if path.is_dir() else []
-        hint = f" Did you mean resume={inside[0].parent}?" if inside else " checkpoint_every=N writes some."
-        raise ConfigError(f"resume={path}: there is no checkpoint there.{hint}")
-    return file

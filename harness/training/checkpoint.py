@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
+import pickle
+import re
 import textwrap
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from harness.compare.correctness.checks_runs import OBSERVING
-from harness.errors import ConfigError
-from harness.run.folder import find_checkpoint
+from harness.errors import ConfigError, HarnessError
+from harness.run.checkpoint_file import find_checkpoint, unreadable
 from harness.run.plan import TrainPlan
 from harness.training.seeds import seed_rank
 from harness.training.state import random_states, set_random_states
@@ -31,16 +33,47 @@ def save(trainer: Trainer, path: Path, step: int) -> None:
     """Write what training needs to go on after ``step`` steps, and return on all ranks when it is written.
 
     Whenever this process ends, the path holds the old checkpoint or the new one.
+
+    Raises:
+        ConfigError: The optimizer or the scheduler holds what is not data, so that the checkpoint could not be read again.
+        HarnessError: It cannot be written; the old one stands.
     """
     seat = trainer.seat
     states: list[Any] = [_plain(random_states())] * seat.world_size
     if seat.world_size > 1:
         dist.all_gather_object(states, states[0])
     if seat.rank == 0:
-        _write_whole(_content(trainer, step, states), path)
+        _require_data(trainer)
+        try:
+            _write_whole(_content(trainer, step, states), path)
+        except OSError as error:
+            before = f" The one before it is whole: {path}." if path.exists() else ""
+            raise HarnessError(f"The checkpoint after step {step} cannot be written: {error.strerror}.{before}") from error
     if seat.world_size > 1:
         # The next step's time is not to hold rank 0's writing.
         dist.barrier()
+
+
+def _require_data(trainer: Trainer) -> None:
+    """Refuse what ``torch.load(weights_only=True)`` would refuse; tensors are left out, as they are data anyway.
+
+    Raises:
+        ConfigError: An object of another type lies in the optimizer's settings or in the scheduler's state.
+    """
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in trainer.optimizer.param_groups]
+    for what, state in (("optimizer", groups), ("scheduler", trainer.scheduler.state_dict() if trainer.scheduler else None)):
+        buffer = io.BytesIO()
+        try:
+            torch.save(state, buffer)
+            buffer.seek(0)
+            torch.load(buffer, weights_only=True)
+        except Exception as error:
+            name = re.search(r"GLOBAL (\S+)", str(error))
+            holds = name[1] if name else (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConfigError(
+                f"checkpoint_every={trainer.plan.checkpoint_every}: the {what}'s state holds what is no data ({holds}), and no "
+                f"checkpoint with it could be read again. Give the {what} a state_dict() of numbers, texts and tensors."
+            ) from None
 
 
 def _content(trainer: Trainer, step: int, states: list[Any]) -> dict[str, Any]:
@@ -57,11 +90,15 @@ def _content(trainer: Trainer, step: int, states: list[Any]) -> dict[str, Any]:
 
 def _write_whole(content: dict[str, Any], path: Path) -> None:
     aside = path.with_name(f".{path.name}.aside")
-    with aside.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def look(path: Path, plan: TrainPlan, nprocs: int) -> str:
@@ -129,18 +166,38 @@ def load(trainer: Trainer, path: Path) -> int:
     return step
 
 
+_KINDS: Mapping[str, Any] = {
+    "step": int,
+    "model": dict,
+    "optimizer": dict,
+    "scheduler": dict | None,
+    "random": list,
+}
+"""What a checkpoint holds, at the least, and of which type."""
+
+
 def _read(path: Path, device: torch.device, mapped: bool = False) -> dict[str, Any]:
+    """Return a checkpoint's content, which is data alone: whatever it may name, nothing of it is run."""
     file = find_checkpoint(path)
     try:
-        # Only the format of today can be mapped.
-        mapped = mapped and zipfile.is_zipfile(file)
-        content = torch.load(file, map_location=device, weights_only=False, mmap=mapped)
-    except Exception:  # whatever unpickling damaged bytes comes to
-        said = "it is damaged, or something else has written it"
-        raise ConfigError(f"resume={file} cannot be read as a checkpoint: {said}.") from None
-    missing = {"step", "model", "optimizer", "scheduler", "random"} - set(content if isinstance(content, dict) else ())
+        content = torch.load(file, map_location=device, weights_only=True, mmap=mapped)
+    except pickle.UnpicklingError as error:
+        program = re.search(r"GLOBAL (\S+)", str(error))
+        if program is None:
+            raise unreadable(file) from None
+        raise ConfigError(f"resume={file} is no checkpoint: it holds {program[1]}, which is a program, and no data.") from None
+    except Exception:  # whatever damaged bytes come to
+        raise unreadable(file) from None
+    if not isinstance(content, dict):
+        content = {}
+    missing = sorted(_KINDS.keys() - content.keys())
     if missing:
-        raise ConfigError(f"resume={file} is no checkpoint of a run: it has no {', '.join(sorted(missing))}.")
+        raise ConfigError(f"resume={file} is no checkpoint of a run: it has no {', '.join(missing)}.")
+    wrong = [name for name, kind in _KINDS.items() if not isinstance(content[name], kind) or isinstance(content[name], bool)]
+    if wrong or content["step"] < 0 or not isinstance(content.get("settings", {}), dict):
+        name = (wrong or ["step" if content["step"] < 0 else "settings"])[0]
+        shown = textwrap.shorten(repr(content[name]), 60, placeholder="...")
+        raise ConfigError(f"resume={file} is no checkpoint of a run: its {name} is {shown}.")
     return dict(content)
 
 
