@@ -78,6 +78,16 @@ class RunDir:
         return self.path / "checkpoint.pt"
 
     @property
+    def weights(self) -> Path:
+        """The trained model's parameters and buffers; ``.pt`` where safetensors cannot hold them."""
+        return self.path / "model.safetensors"
+
+    @property
+    def best_weights(self) -> Path:
+        """Those of the evaluation that was best by ``keep_best``."""
+        return self.path / "best.safetensors"
+
+    @property
     def evidence(self) -> Path:
         """What the verification saw (JSON)."""
         return self.path / "evidence.json"
