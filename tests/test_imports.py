@@ -21,7 +21,7 @@ ORDER = [
     {"training", "launchers"},
     {"verify", "report"},
     {"entrypoints"},
-    {"train", "doctor", "distributed", "launch"},
+    {"train", "doctor", "distributed", "export", "launch"},
 ]
 """From the bottom: a package imports from those below it, and from itself; inside functions and for types too."""
 

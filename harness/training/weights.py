@@ -38,7 +38,7 @@ def save_weights(state: Mapping[str, Tensor], path: Path) -> Path:
 
 
 def _once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return name -> tensor, each tensor once, and further name -> that name, as ``safetensors.torch.load_model`` reads them."""
+    """Return name -> tensor, each once, and further name -> that name, as ``safetensors.torch.load_model`` reads them."""
     names: dict[tuple[Any, ...], str] = {}
     aliases = {name: first for name, tensor in state.items() if (first := names.setdefault(_place(tensor), name)) != name}
     return {name: _own(tensor.detach()) for name, tensor in state.items() if name not in aliases}, aliases
