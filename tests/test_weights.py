@@ -117,7 +117,7 @@ def test_weights_are_data(tmp_path: Path) -> None:
 def test_where_there_are_none_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
         load_weights(nn.Linear(1, 1), tmp_path / "no.safetensors")
-    with pytest.raises(ConfigError, match="no job has left weights there.$"):
+    with pytest.raises(ConfigError, match=r"no job has left weights there\.$"):
         load_weights(nn.Linear(1, 1), tmp_path)
     (tmp_path / "0").mkdir()
     save_weights(nn.Linear(1, 1).state_dict(), tmp_path / "0" / "model.safetensors")

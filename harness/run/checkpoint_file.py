@@ -26,12 +26,13 @@ def find_checkpoint(path: Path) -> Path:
     if not file.is_file():
         # Reading a pipe or a device might never end.
         raise ConfigError(f"resume={path} is no checkpoint: it is a pipe, a device or the like, and not a file.")
-    if not _is_whole(file):
+    if not is_whole(file):
         raise unreadable(file)
     return file
 
 
-def _is_whole(file: Path) -> bool:
+def is_whole(file: Path) -> bool:
+    """Return whether a file that torch wrote has in every part the bytes that were written."""
     try:
         with zipfile.ZipFile(file) as archive:
             return archive.testzip() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from harness.errors import ConfigError
+from harness.run.checkpoint_file import is_whole
 from harness.run.folder import RunDir
 
 _PREFIXES = ("module.", "_orig_mod.")
@@ -123,7 +125,7 @@ def find_weights(source: Path) -> Path:
     run = RunDir(source)
     found = [file for file in (run.weights, run.weights.with_suffix(".pt"), run.checkpoint) if file.is_file()]
     if not found:
-        inside = sorted(source.glob(f"*/{run.weights.name}"))
+        inside = sorted(chain(source.glob(f"*/{run.weights.name}"), source.glob(f"*/{run.checkpoint.name}")))
         hint = f" Did you mean weights={inside[0].parent}?" if inside else ""
         raise ConfigError(f"weights={source}: no job has left weights there.{hint}")
     return found[0]
@@ -157,6 +159,8 @@ def _from_safetensors(file: Path) -> dict[str, Tensor]:
 
 
 def _from_torch(file: Path) -> dict[str, Any]:
+    if not is_whole(file):
+        raise ConfigError("it is damaged, or something else has written it.")
     content = torch.load(file, map_location="cpu", weights_only=True)
     for key in ("model", "state_dict"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
