@@ -13,6 +13,7 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 from harness.errors import ConfigError
+from harness.export import main
 from harness.training.weights import load_weights, read_weights, save_weights
 
 
@@ -123,3 +124,15 @@ def test_where_there_are_none_is_said(tmp_path: Path) -> None:
     save_weights(nn.Linear(1, 1).state_dict(), tmp_path / "0" / "model.safetensors")
     with pytest.raises(ConfigError, match=re.escape(f"Did you mean weights={tmp_path}/0?")):
         load_weights(nn.Linear(1, 1), tmp_path)
+
+
+def test_the_export_command_takes_weights_out_of_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Tied()
+    torch.save({"model": model.state_dict(), "step": 3}, tmp_path / "checkpoint.pt")
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "model.safetensors")
+    other = Tied(seed=1)
+    load_model(other, str(tmp_path / "model.safetensors"))
+    assert same(model, other)
+    assert main([str(tmp_path / "nothing")]) == 1 and "there is no such file" in capsys.readouterr().err
+    assert main([str(tmp_path), "x.bin"]) == 1 and "must end in .safetensors" in capsys.readouterr().err
