@@ -10,6 +10,8 @@ import time
 import urllib.error
 import urllib.request
 
+from tests.processes import PATIENCE_S
+
 MISSING = "needs a browser: apt-get install chromium chromium-driver"
 
 FLAGS = (
@@ -56,11 +58,11 @@ class Browser:
 
     def _stop(self):
         self.driver.terminate()
-        self.driver.wait(10)
+        self.driver.wait(PATIENCE_S)
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _port(self):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             text = self.log.read_text()
             if "successfully on port" in text:
@@ -72,7 +74,7 @@ class Browser:
         data = json.dumps(body or {}).encode() if method == "POST" else None
         request = urllib.request.Request(self.base + path, data, {"Content-Type": "application/json"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as error:
             raise RuntimeError(error.read().decode()[:500]) from error
@@ -91,7 +93,7 @@ class Browser:
     def run(self, script, *arguments):
         return self._ask("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
-    def wait_for(self, script, seconds=40):
+    def wait_for(self, script, seconds=PATIENCE_S):
         """Run a script until it returns something true, and return that."""
         deadline = time.monotonic() + seconds
         while True:

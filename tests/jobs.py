@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.processes import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 TOYS = ("Points", "Scheduled", "Forgetful", "Drifting")
 
@@ -26,7 +28,7 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE_S,
         check=False,
     )
 

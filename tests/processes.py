@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+PATIENCE_S = 600.0
+"""How long a test waits for what is no matter of time: only a hang takes as long, even on a machine ten times slower."""
+
+
+def scaled(seconds: float) -> float:
+    """Return a time that is itself what is tested, longer by as much as this machine starts programs more slowly now."""
+    begin = time.monotonic()
+    for _ in range(3):
+        subprocess.run([sys.executable, "-I", "-S", "-c", "pass"], check=True)
+    return seconds * max(1.0, (time.monotonic() - begin) / 0.09)
 
 
 def descendants(root: int) -> dict[int, str]:
@@ -37,7 +50,7 @@ def printing_into(folder: Path) -> set[int]:
     return found
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> bool:
     """Return True as soon as ``condition`` holds, False if it never does within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():

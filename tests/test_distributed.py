@@ -16,6 +16,7 @@ from harness.entrypoints.spawn import spawn
 from harness.rank.group import ParallelEnv
 from harness.run.environment import slurm_rendezvous, without_stale
 from tests import calls
+from tests.processes import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
 has_gpu = os.path.exists("/dev/nvidia0")
@@ -250,7 +251,7 @@ def test_script_under_srun_without_a_rendezvous(tmp_path):
         )
         for rank in range(2)
     ]
-    assert [process.communicate(timeout=60)[0] for process in ranks] == ["0 2 0 2.0\n", "1 2 1 2.0\n"]
+    assert [process.communicate(timeout=PATIENCE_S)[0] for process in ranks] == ["0 2 0 2.0\n", "1 2 1 2.0\n"]
 
 
 # --- bkcl: the path of a vendor's plugin, which torch loads through the entry point torch.backends --------------------
@@ -302,7 +303,7 @@ def plugin(tmp_path):
 
 def run(tmp_path, plugin, *arguments):
     done = subprocess.run(
-        [sys.executable, *arguments], env=plugin, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *arguments], env=plugin, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -318,7 +319,7 @@ def test_training_on_a_process_group_named_bkcl(tmp_path, plugin):
 def test_bkcl_for_a_device_that_is_not_there(tmp_path, plugin):
     (tmp_path / "site" / "kunlun_trial.py").write_text(PLUGIN.replace("cpu", "xpu"))
     command = [sys.executable, "-m", "harness.launch", "--nprocs=2", "--backend=bkcl", "train.py"]
-    done = subprocess.run(command, env=plugin, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=plugin, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
     instead = "" if has_gpu else "gloo.\n"
     assert f"one XPU per rank: --nprocs=2, but 0 XPUs are visible. Use --backend={instead}" in done.stderr, done.stderr

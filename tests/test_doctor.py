@@ -14,6 +14,7 @@ from harness import doctor
 from harness.doctor import Finding, as_json, as_text
 from harness.errors import HarnessError
 from harness.run.placement import Machine
+from tests.processes import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
 has_gpu = os.path.exists("/dev/nvidia0")
@@ -24,7 +25,7 @@ def examined():
     """Return what one real look at this machine came to, as the command prints it for a program."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "harness.doctor", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     return json.loads(done.stdout)
 

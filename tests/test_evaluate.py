@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from harness.training.evaluate import eval_dataset_of, evaluate
 from harness.training.state import random_states
 from harness.training.trainer import Seat
 from tests import toys
-from tests.ranks import Outcomes, run_cases
+from tests.ranks import Outcomes, groups_of
 from tests.test_trainer import trainer
 
 SIZES = (2, 3, 4)
@@ -68,8 +69,9 @@ CASES = {"counted": counted, "traces": traces, "without": without, "with workers
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return run_cases("tests.test_evaluate", SIZES, tmp_path_factory.mktemp("evaluate"))
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    with groups_of("tests.test_evaluate", tmp_path_factory.mktemp("evaluate")) as outcomes:
+        yield outcomes
 
 
 each_size = pytest.mark.parametrize("size", SIZES)

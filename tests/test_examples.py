@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 has_gpu = os.path.exists("/dev/nvidia0")
@@ -29,7 +31,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=EXAMPLES,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
         preexec_fn=two_cores,
     )

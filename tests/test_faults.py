@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -39,7 +40,7 @@ from harness.verify.faults.inject import inject
 from harness.verify.faults.seams import INJECTIONS, DoesNotApply
 from harness.verify.reference import NEEDS_PEERS, Reference
 from tests import toys
-from tests.ranks import Outcomes, run_cases
+from tests.ranks import Outcomes, groups_of
 
 CONF = Path(__file__).parents[1] / "conf"
 SIZES = (2, 3, 4)
@@ -1020,8 +1021,9 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return run_cases("tests.test_faults", SIZES, tmp_path_factory.mktemp("faults"))
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    with groups_of("tests.test_faults", tmp_path_factory.mktemp("faults")) as outcomes:
+        yield outcomes
 
 
 # --- the tests -------------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import PATIENCE_S
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 METHODS = ["spawn", "launch", "torchrun", "inline"]
 
@@ -142,7 +144,7 @@ def run(
     """Run an app as a user does."""
     command = [*before, sys.executable, *arguments]
     return subprocess.run(
-        command, cwd=folder, env=environment(**(env or {})), capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=environment(**(env or {})), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 

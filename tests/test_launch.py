@@ -21,7 +21,7 @@ from harness.errors import BackendUnavailable, ConfigError, HarnessError
 from harness.rank import store
 from harness.run.folder import RunDir
 from harness.run.job import alone_in
-from tests.processes import alive, descendants, wait_until
+from tests.processes import PATIENCE_S, alive, descendants, scaled, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 has_gpu = os.path.exists("/dev/nvidia0")
@@ -38,7 +38,7 @@ sys.exit()
 def run(*arguments: object, **settings) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings.pop("environment", {})}
     command = [sys.executable, "-m", "harness.launch", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False, **settings)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False, **settings)
 
 
 def plan(*arguments: str):
@@ -456,9 +456,10 @@ def test_a_rank_that_leaves_the_others_waiting_is_no_success(tmp_path):
 def test_silence_names_the_option(tmp_path):
     script = tmp_path / "hangs.py"
     script.write_text("import threading\nthreading.Event().wait()\n")
-    done = run("--nprocs=1", "--timeout_s=1", script)
+    timeout_s = scaled(1)
+    done = run("--nprocs=1", f"--timeout_s={timeout_s}", script)
     assert done.returncode == 1
-    assert "rank 0 of 1 was silent for 1 s (--timeout_s); all ranks were stopped." in done.stderr
+    assert f"rank 0 of 1 was silent for {timeout_s:g} s (--timeout_s); all ranks were stopped." in done.stderr
     assert "hangs.py" in done.stderr
 
 
@@ -486,15 +487,15 @@ def test_signals_to_the_command_leave_nothing(tmp_path, number, status):
         ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", *command], env=environment, stderr=subprocess.DEVNULL
     )
     try:
-        assert wait_until(lambda: (pids / "0").exists() and (pids / "1").exists(), 60)
+        assert wait_until(lambda: (pids / "0").exists() and (pids / "1").exists())
         children = descendants(parent.pid)
         parent.send_signal(number)
-        assert parent.wait(timeout=60) == status
+        assert parent.wait(timeout=PATIENCE_S) == status
     finally:
         parent.kill()
         parent.wait()
     assert {int((pids / name).read_text()) for name in "01"} <= set(children)
-    assert wait_until(lambda: not any(map(alive, children)), 5)
+    assert wait_until(lambda: not any(map(alive, children)), scaled(5))
     assert wait_until(lambda: not list(tmp_path.glob("harness-*")))
 
 
@@ -507,7 +508,7 @@ def test_a_reader_that_has_seen_enough(tmp_path):
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
         assert parent.stdout.readline() == "line\n"
         parent.stdout.close()
-        assert parent.wait(timeout=60) == 141
+        assert parent.wait(timeout=PATIENCE_S) == 141
         assert "Traceback" not in parent.stderr.read()
 
 
@@ -596,5 +597,5 @@ def test_two_machines(tmp_path):
         subprocess.Popen([*command, f"--node_rank={k}", str(script)], env=environment, stdout=subprocess.PIPE, text=True)
         for k in range(2)
     ]
-    assert [machine.communicate(timeout=100)[0] for machine in machines] == ["0 0 2 1.0\n", "1 0 2 1.0\n"]
+    assert [machine.communicate(timeout=PATIENCE_S)[0] for machine in machines] == ["0 0 2 1.0\n", "1 0 2 1.0\n"]
     assert [machine.returncode for machine in machines] == [0, 0]

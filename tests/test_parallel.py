@@ -12,7 +12,6 @@ import gc
 import os
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -29,9 +28,9 @@ from torch import Tensor, nn
 from harness.errors import ConfigError, HarnessError, Mismatch
 from harness.training.parallel.batchnorm import SyncBatchNorm, convert_sync_batchnorm
 from harness.training.parallel.ddp import DataParallel
+from tests.processes import PATIENCE_S
 
 BATCH = 6  # divides by 2 and by 3
-TIMEOUT_S = 90
 Result = dict[str, Any]
 
 
@@ -610,7 +609,7 @@ def _rank_main(rank: int, world_size: int, folder: Path) -> None:
     gc.disable()  # it would hide reducers that outlive their use
     EARLY["model"] = DataParallel(_early_module())
     join = {"init_method": f"file://{folder}/store", "rank": rank, "world_size": world_size}
-    dist.init_process_group("gloo", timeout=timedelta(seconds=10), **join)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE_S), **join)
     results = {name: _outcome(f, Run(rank, world_size)) for name, f in (CASES | BATCH_NORM_CASES | OTHER_CASES).items()}
     torch.save(results, folder / f"rank-{rank}.pt")
     dist.barrier()
@@ -645,9 +644,8 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(Path(__file__).parents[1])}
     commands = [[sys.executable, __file__, str(rank), str(world_size), str(folder)] for rank in range(world_size)]
     processes = [subprocess.Popen(command, env=environment) for command in commands]
-    deadline = time.monotonic() + TIMEOUT_S
     try:
-        codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
+        codes = [process.wait(PATIENCE_S) for process in processes]
     finally:
         for process in processes:
             process.kill()

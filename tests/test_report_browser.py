@@ -19,6 +19,7 @@ from harness.report.tensorboard import TensorBoard
 from harness.run.folder import RunDir
 from harness.run.job import Job
 from tests.browser import MISSING, Browser, is_there
+from tests.processes import PATIENCE_S
 from tests.reports import hundred_jobs, job_of, recorded, written
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not is_there(), reason=MISSING)]
@@ -65,11 +66,11 @@ def tensorboard(folder):
         yield url
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(PATIENCE_S)
 
 
-def _wait(ready, seconds=60):
-    deadline = time.monotonic() + seconds
+def _wait(ready):
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             if ready():
@@ -81,7 +82,7 @@ def _wait(ready, seconds=60):
 def look(browser, url, tab, words):
     """Open a tab of TensorBoard and wait until it shows all the words; return its text."""
     browser.open(f"{url}/?tab={tab}#{tab}", 1600, 1400)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         text = browser.run(TEXT)
         missing = [word for word in words if word not in text]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.run.folder import RunDir
-from tests.processes import alive, descendants, wait_until
+from tests.processes import PATIENCE_S, alive, descendants, scaled, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = ["backend=gloo", "nprocs=2", "threads=1", "hydra.sweep.dir=out"]
@@ -43,7 +43,9 @@ def test_a_whole_run_keeps_torch_out_of_the_parent(tmp_path: Path) -> None:
     script.write_text(f"import atexit, sys\nfrom run import cli\nif __name__ == '__main__':\n    {told}\n    cli()\n")
     command = [sys.executable, str(script), *SETTINGS, "steps=2", "launcher=spawn,launch"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "torch in the parent: False"
 
@@ -77,17 +79,17 @@ def test_a_signal_ends_a_run_with_its_status_and_leaves_nothing(
     )
     job = RunDir(tmp_path / "out" / "0")
     try:
-        assert wait_until(lambda: all(any(e["event"] == "step" for e in job.events(rank)) for rank in (0, 1)), 60)
+        assert wait_until(lambda: all(any(e["event"] == "step" for e in job.events(rank)) for rank in (0, 1)))
         below = set(descendants(parent.pid))
         parent.send_signal(number)
-        _, said = parent.communicate(timeout=10)
+        _, said = parent.communicate(timeout=scaled(10))
     finally:
         parent.kill()
         parent.wait()
     assert parent.returncode == 128 + number
     assert f"ended by {signal.Signals(number).name}: all ranks were stopped." in said and "Traceback" not in said
     assert said.endswith(" What was done is shown by: python -m harness.compare out\n")
-    assert len(below) >= 4 and wait_until(lambda: not any(map(alive, below)), 5)
-    assert wait_until(lambda: not list((tmp_path / "tmp").glob("harness-*")), 5)
+    assert len(below) >= 4 and wait_until(lambda: not any(map(alive, below)), scaled(5))
+    assert wait_until(lambda: not list((tmp_path / "tmp").glob("harness-*")), scaled(5))
     assert not [path for path in job.path.iterdir() if path.name.startswith(".") and path.name != ".hydra"]
     assert all(job.events(rank)[-1]["event"] != "end" for rank in (0, 1))

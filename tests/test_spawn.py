@@ -22,7 +22,7 @@ from harness.entrypoints.settings import Request, machine
 from harness.entrypoints.spawn import _refers_to_main, spawn
 from harness.launchers import registry
 from tests import calls
-from tests.processes import alive, descendants, wait_until
+from tests.processes import PATIENCE_S, alive, descendants, scaled, wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 has_gpu = os.path.exists("/dev/nvidia0")
@@ -31,7 +31,7 @@ has_gpu = os.path.exists("/dev/nvidia0")
 def run_script(path: Path, *arguments: str, **settings) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings.pop("environment", {})}
     command = [sys.executable, *arguments, str(path)] if path.name != "-" else [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False, **settings)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False, **settings)
 
 
 # --- refused before any rank starts ------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_join_false_returns_at_once(tmp_path):
     assert [process.is_alive() for process in context.processes] == [True, True]
     assert context.join(timeout=0.05) is False
     (tmp_path / "go").touch()
-    assert context.join(timeout=60) is True
+    assert context.join(timeout=PATIENCE_S) is True
     assert context.return_values() == [True, True]
 
 
@@ -401,9 +401,10 @@ def test_ranks_that_cannot_join_say_why(monkeypatch):
 
 @pytest.mark.ranks
 def test_silence_is_a_hang():
-    message = r"was silent for 2 s \(timeout_s\).*Rank 1 did not arrive where the others waited\."
+    timeout_s = scaled(2)
+    message = rf"was silent for {timeout_s:g} s \(timeout_s\).*Rank 1 did not arrive where the others waited\."
     with pytest.raises(RunTimeout, match=message) as caught:
-        spawn(calls.on_rank_1, args=("hang",), nprocs=2, timeout_s=2)
+        spawn(calls.on_rank_1, args=("hang",), nprocs=2, timeout_s=timeout_s)
     assert "calls.py" in str(caught.value.__cause__) and "in fatal" in str(caught.value.__cause__)
 
 
@@ -528,16 +529,16 @@ def test_signals_to_the_parent_leave_nothing(tmp_path, number):
     command = ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, str(script), str(folder)]
     parent = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        assert wait_until(lambda: (folder / "0").exists() and (folder / "1").exists(), 60)
+        assert wait_until(lambda: (folder / "0").exists() and (folder / "1").exists())
         children = descendants(parent.pid)
         assert {int((folder / name).read_text()) for name in "01"} <= set(children)
         parent.send_signal(number)
-        parent.wait(timeout=60)
+        parent.wait(timeout=PATIENCE_S)
     finally:
         parent.kill()
         parent.wait()
     assert parent.returncode == -number
-    assert wait_until(lambda: not any(map(alive, children)), 5), "ranks are left"
+    assert wait_until(lambda: not any(map(alive, children)), scaled(5)), "ranks are left"
     assert wait_until(lambda: not list(tmp_path.glob("harness-*")))
 
 
@@ -566,13 +567,13 @@ def test_children_of_a_killed_parent_keep_nothing_alive(tmp_path):
     parent = subprocess.Popen([sys.executable, str(script), str(folder)], env=environment)
     theirs = []
     try:
-        assert wait_until(lambda: all((folder / name).exists() for name in ("0", "1", "children")), 60)
+        assert wait_until(lambda: all((folder / name).exists() for name in ("0", "1", "children")))
         theirs = [int(pid) for pid in (folder / "children").read_text().split()]
         ours = set(descendants(parent.pid)) - set(theirs)
         parent.kill()
         parent.wait()
-        assert wait_until(lambda: not any(map(alive, ours)), 5), "ranks are left"
-        assert wait_until(lambda: not list(tmp_path.glob("harness-*")), 5)
+        assert wait_until(lambda: not any(map(alive, ours)), scaled(5)), "ranks are left"
+        assert wait_until(lambda: not list(tmp_path.glob("harness-*")), scaled(5))
         assert all(map(alive, theirs))
     finally:
         for pid in theirs:

@@ -20,7 +20,7 @@ from harness.compare.performance.phases import PHASES
 from harness.run.folder import RunDir
 from harness.run.plan import RunPlan
 from harness.run.record import RunResult, run_result_from_json, to_json
-from tests.processes import alive
+from tests.processes import PATIENCE_S, alive
 
 ROOT = Path(__file__).parents[1]
 BASE: dict[str, Any] = {
@@ -28,7 +28,7 @@ BASE: dict[str, Any] = {
     "steps": 6,
     "global_batch_size": 8,
     "seed": 3,
-    "launcher": {"timeout_s": 60},
+    "launcher": {"timeout_s": PATIENCE_S},
     "compare": {"tier": "off"},
     "report": {"reporters": {}},
 }
@@ -117,7 +117,7 @@ def command(project: Path, *arguments: str, flags: Sequence[str] = ()) -> subpro
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -250,7 +250,7 @@ def test_a_slow_first_step_counts_as_starting(sweep: Sweep) -> None:
     assert slow.step_seconds()[0] >= 2.0
     assert slow.first_step_s() >= 2.0
     warm = RunPlan.read(sweep.run("slow")).train.warmup_steps
-    assert max(slow.step_seconds()[warm:]) < 2.0
+    assert max(slow.step_seconds()[warm:]) < slow.step_seconds()[0]
     assert slow.ranks[0].marks["first step"] - slow.ranks[0].marks["DDP built"] >= 2.0
     assert slow.losses() == plain.losses()
 

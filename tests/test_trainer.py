@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from harness.training.recipe import make_recipe
 from harness.training.seeds import derive, seed_everything
 from harness.training.trainer import NonFinite, Seat, Trainer, loss_and_items
 from tests import toys
-from tests.ranks import Outcomes, run_cases
+from tests.ranks import Outcomes, groups_of
 
 SIZES = (2, 3)
 ALONE = Seat(0, 1, torch.device("cpu"))
@@ -260,8 +261,9 @@ CASES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return run_cases("tests.test_trainer", SIZES, tmp_path_factory.mktemp("trainer"))
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    with groups_of("tests.test_trainer", tmp_path_factory.mktemp("trainer")) as outcomes:
+        yield outcomes
 
 
 each_size = pytest.mark.parametrize("size", SIZES)

@@ -211,7 +211,7 @@ def timed_barrier():
 
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=3))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(os.environ["BARRIER_S"])))
     if RANK == 0:
         dist.barrier()
     else:

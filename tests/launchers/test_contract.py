@@ -25,7 +25,7 @@ from harness.run.folder import RunDir
 from harness.run.record import RunResult
 from harness.run.recorder import Recorder
 from tests.launchers.starting import ECHO, STARTS, Echo, echo_plan
-from tests.processes import alive, printing_into, wait_until
+from tests.processes import alive, printing_into, scaled, wait_until
 
 pytestmark = pytest.mark.ranks
 
@@ -125,10 +125,10 @@ def test_consequence_heard_first_is_marked_as_one(how: str, echo: Echo) -> None:
 
 
 def test_hang_is_found_with_stacks_of_all(how: str, echo: Echo) -> None:
-    timeout_s = 8 if how == "torchrun" else 2.5
+    timeout_s = scaled(8 if how == "torchrun" else 2.5)
     echoed = echo(how, {"0": "for ever"}, timeout_s=timeout_s)
     assert echoed.result.failed_rank == 0
-    assert f"rank 0 of 2 was silent for {timeout_s} s (launcher.timeout_s); all ranks were stopped." in echoed.result.message
+    assert f"rank 0 of 2 was silent for {timeout_s:g} s (launcher.timeout_s); all ranks were stopped." in echoed.result.message
     assert str(echoed.run.stacks) in echoed.result.message
     assert "in for_ever" in echoed.run.stacks.read_text()
 
@@ -139,7 +139,7 @@ def test_rank_that_does_not_start_in_time_is_named(echo: Echo) -> None:
 
 
 def test_rank_that_a_collective_waits_for_in_vain_is_named(echo: Echo) -> None:
-    echoed = echo("spawn", {"*": "timed barrier"})
+    echoed = echo("spawn", {"*": "timed barrier"}, settings={"BARRIER_S": str(scaled(3))})
     assert echoed.result.failed_rank == 1
     assert echoed.result.message.startswith("Rank 1 of 2 did not arrive where the others waited. rank 0 of 2 failed")
     assert "in for_ever" in echoed.run.stacks.read_text()
@@ -153,13 +153,13 @@ def stopping_s(result: RunResult, failed: int) -> float:
 
 def test_deaf_rank_is_killed_after_the_grace_time(how: str, echo: Echo) -> None:
     result = echo(how, {"0": "deaf", "1": "raise when 0 is ready"}, grace_s=0.5).result
-    assert 0.5 < stopping_s(result, 1) < 2.0 + 0.5
+    assert 0.5 < stopping_s(result, 1) < 0.5 + scaled(2)
     assert "ValueError: bad batch" in result.message
     assert result.message.endswith("Rank 0 ignored SIGTERM for 0.5 s (launcher.grace_s) and ended by SIGKILL.")
 
 
 def test_others_are_stopped_within_two_seconds(how: str, echo: Echo) -> None:
-    assert stopping_s(echo(how, {"0": "for ever", "1": "raise when 0 waits"}).result, 1) < 2.0
+    assert stopping_s(echo(how, {"0": "for ever", "1": "raise when 0 waits"}).result, 1) < scaled(2)
 
 
 @pytest.mark.parametrize("how", list(STARTS))
@@ -186,7 +186,7 @@ def test_what_a_rank_started_itself_ends_with_it(how: str, echo: Echo) -> None:
     echoed = echo(how, {"*": "child process"}, nprocs=1)
     assert echoed.result.status == "ok"
     pid = int((echoed.run.path / "child-0").read_text())
-    assert wait_until(lambda: not alive(pid), 5)
+    assert wait_until(lambda: not alive(pid), scaled(5))
 
 
 def test_killed_rank_leaves_no_data_loader_workers(how: str, echo: Echo) -> None:
@@ -194,21 +194,23 @@ def test_killed_rank_leaves_no_data_loader_workers(how: str, echo: Echo) -> None
     echoed = echo(how, {"0": "workers", "1": "workers, then kill -9"})
     assert (echoed.result.failed_rank, echoed.result.signal) == (1, 9), echoed.result.message
     assert all((echoed.run.path / f"iterating-{rank}").exists() for rank in (0, 1))
-    assert wait_until(lambda: not printing_into(echoed.run.path), 2), printing_into(echoed.run.path)
+    assert wait_until(lambda: not printing_into(echoed.run.path), scaled(2)), printing_into(echoed.run.path)
 
 
 def test_ranks_are_not_silent_while_what_they_said_is_being_shown(echo: Echo) -> None:
+    timeout_s = scaled(2.5)
+
     class Slow:
         shown = 0
 
         def event(self, rank: int, event: object) -> None: ...
 
         def output(self, line: str) -> None:
-            time.sleep(3.0 if not self.shown else 0.0)
+            time.sleep(1.2 * timeout_s if not self.shown else 0.0)
             self.shown += 1
 
     folder, slow = RunDir(echo("spawn", {"*": "nothing"}).run.path.with_name("talked")), Slow()
-    assert run_job(echo_plan("spawn", {"*": "talk"}, timeout_s=2.5), folder, slow).status == "ok"
+    assert run_job(echo_plan("spawn", {"*": "talk"}, timeout_s=timeout_s), folder, slow).status == "ok"
     assert slow.shown == 81
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.run.folder import RunDir
-from tests.processes import alive, descendants, wait_until
+from tests.processes import PATIENCE_S, alive, descendants, scaled, wait_until
 
 pytestmark = pytest.mark.ranks
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         parent.kill()
         parent.wait()
     _parents.clear()
-    assert wait_until(lambda: not list((tmp_path / "tmp").glob("harness-*")), 5), list((tmp_path / "tmp").glob("*/**"))
+    assert wait_until(lambda: not list((tmp_path / "tmp").glob("harness-*")), scaled(5)), list((tmp_path / "tmp").glob("*/**"))
 
 
 def command(how: str, folder: Path, behaviour: str | Mapping[str, str], **settings: object) -> list[str]:
@@ -95,7 +95,7 @@ def start(how: str, folder: Path, behaviour: str = "workers", ignore: bool = Fal
     _parents.append(parent)
     told = "iterating" if behaviour == "workers" else "waiting"
     ranks = 1 if how == "inline" else 2
-    ready = wait_until(lambda: all((folder / "run" / f"{told}-{rank}").exists() for rank in range(ranks)), 60)
+    ready = wait_until(lambda: all((folder / "run" / f"{told}-{rank}").exists() for rank in range(ranks)))
     assert ready, (folder / "stderr").read_text()
     below = set(descendants(parent.pid))
     if behaviour == "workers":
@@ -104,7 +104,7 @@ def start(how: str, folder: Path, behaviour: str = "workers", ignore: bool = Fal
 
 
 def assert_gone(below: set[int]) -> None:
-    assert wait_until(lambda: not any(map(alive, below)), 5), [pid for pid in below if alive(pid)]
+    assert wait_until(lambda: not any(map(alive, below)), scaled(5)), [pid for pid in below if alive(pid)]
 
 
 def assert_records_are_readable(folder: Path, ranks: int = 2) -> None:
@@ -139,7 +139,7 @@ def test_killed_parent_leaves_nobody(how: str, folder: Path) -> None:
 def test_signal_ends_all_with_its_status(how: str, number: int, ignore: bool, folder: Path) -> None:
     parent, below = start(how, folder, ignore=ignore)
     parent.send_signal(number)
-    assert parent.wait(5) == 128 + number
+    assert parent.wait(scaled(5)) == 128 + number
     assert_gone(below)
     assert_records_are_readable(folder, 1 if how == "inline" else 2)
 
@@ -163,25 +163,25 @@ def test_shared_memory_of_killed_processes_is_removed(how: str, number: int, fol
     ranks = 1 if how == "inline" else 2
     assert wait_until(lambda: len(left()) == 4 * ranks), left()
     parent.send_signal(number)
-    parent.wait(15)
+    parent.wait(scaled(15))
     assert_gone(below)
-    assert wait_until(lambda: not left(), 5), left()
+    assert wait_until(lambda: not left(), scaled(5)), left()
 
 
 def test_deaf_ranks_are_gone_as_well(folder: Path) -> None:
     parent, below = start("torchrun", folder, "deaf")
     parent.send_signal(signal.SIGTERM)
-    assert parent.wait(5) == 143
+    assert parent.wait(scaled(5)) == 143
     assert_gone(below)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_while_ranks_are_stopped_after_a_failure(number: int, folder: Path) -> None:
     parent = start_quickly(folder, {"0": "stubborn", "1": "raise when 0 is ready"}, grace_s=100.0)
-    assert wait_until((folder / "run" / "stopping-0").exists, 60)
+    assert wait_until((folder / "run" / "stopping-0").exists)
     below = set(descendants(parent.pid))
     parent.send_signal(number)
-    assert parent.wait(5) == 128 + number
+    assert parent.wait(scaled(5)) == 128 + number
     assert_gone(below)
     assert not (folder / "run" / "went on").exists()
 
@@ -190,27 +190,27 @@ def test_signal_while_ranks_are_stopped_after_a_failure(number: int, folder: Pat
 @pytest.mark.parametrize("both", [False, True])
 def test_signal_while_nobody_reads(behaviour: str, both: bool, folder: Path, pipe: tuple[int, int]) -> None:
     parent = start_quickly(folder, behaviour, stdout=pipe[1], stderr=pipe[1] if both else None)
-    assert wait_until(lambda: (folder / "run" / "waiting-1").exists() and is_full(pipe[1]), 60)
+    assert wait_until(lambda: (folder / "run" / "waiting-1").exists() and is_full(pipe[1]))
     below = set(descendants(parent.pid))
     parent.send_signal(signal.SIGTERM)
-    assert parent.wait(5) == 143
+    assert parent.wait(scaled(5)) == 143
     assert_gone(below)
 
 
 def test_failure_while_nobody_reads(folder: Path, pipe: tuple[int, int]) -> None:
     parent = start_quickly(folder, {"0": "lines and wait", "1": "os._exit(3) when told"}, stdout=pipe[1])
     run = RunDir(folder / "run")
-    assert wait_until(lambda: (run.path / "waiting-0").exists() and is_full(pipe[1]), 60)
+    assert wait_until(lambda: (run.path / "waiting-0").exists() and is_full(pipe[1]))
     below = set(descendants(parent.pid))
     (run.path / "go").touch()
     pid = run.events(0)[0]["pid"]
-    assert pid in below and wait_until(lambda: not alive(pid), 20)
+    assert pid in below and wait_until(lambda: not alive(pid))
     assert parent.poll() is None
     read = b""
     while not read.endswith(b"rank 0 line 999\n"):
         read += os.read(pipe[0], 4096)
     assert read.decode().splitlines() == [f"rank 0 line {number}" for number in range(1000)]
-    assert parent.wait(20) == 0
+    assert parent.wait(PATIENCE_S) == 0
     result = json.loads(run.result.read_text())
     assert (result["failed_rank"], result["exit_code"]) == (1, 3)
 
@@ -223,5 +223,5 @@ def test_signal_while_the_warm_server_starts(folder: Path) -> None:
     assert wait_until(lambda: descendants(parent.pid))
     below = set(descendants(parent.pid))
     parent.send_signal(signal.SIGTERM)
-    assert parent.wait(5) == 143
+    assert parent.wait(scaled(5)) == 143
     assert_gone(below)
