@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.entrypoints.settings import Attempt, Request, details, machine, without_paths
+from harness.entrypoints.settings import Attempt, Request, details, machine
 from harness.errors import HarnessError
 from harness.launchers.signals import Interrupted
 from harness.launchers.temp_dir import Scratch
@@ -103,7 +103,7 @@ def _default_job(seen: Machine) -> Finding:
     try:
         found = place("auto", -1, None, usable_cores(), os.environ, lambda: seen)
         threads = wanted_threads(os.environ, "auto", usable_cores(), found.nprocs)
-    except (HarnessError, ValueError) as error:
+    except HarnessError as error:
         return Finding("default job", False, str(error))
     data = {"backend": found.backend, "device": found.device, "nprocs": found.nprocs, "threads": threads}
     text = f"backend={found.backend} ({found.reason}), nprocs={found.nprocs}, threads={threads}"
@@ -172,7 +172,7 @@ def try_launcher(method: str) -> Finding:
         script = run.path / "all_reduce.py"
         write_whole(script, _ALL_REDUCE)
         began = time.monotonic()
-        plan = Request(nprocs=2, backend="gloo", timeout_s=60.0, method=method).plan(_script(script), sys.path)
+        plan = Request(nprocs=2, backend="gloo", timeout_s=60.0, method=method, door="command").plan(_script(script), sys.path)
         text, ok = _try(run, plan)
         seconds = time.monotonic() - began
     name = f"try {method}"
@@ -206,7 +206,7 @@ def _try(run: RunDir, plan: RunPlan) -> tuple[str, bool]:
     if result.status == "ok":
         return "", True
     last = details(result, run).splitlines()
-    return last[-1] if last else without_paths(result.message, run), False
+    return last[-1] if last else result.message, False
 
 
 def as_text(findings: Sequence[Finding], runs: bool) -> str:

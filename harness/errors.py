@@ -2,23 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from string import Formatter
+from typing import Any
+
+HYDRA = {
+    "nprocs": "nprocs",
+    "backend": "backend",
+    "devices": "backend.devices",
+    "threads": "threads",
+    "method": "launcher",
+    "start_method": "launcher.start_method",
+    "timeout_s": "launcher.timeout_s",
+    "grace_s": "launcher.grace_s",
+    "pairs": "compare.pairs",
+}
+"""Setting -> what is typed for it on the line of a Hydra app."""
+
+SPAWN = {
+    "nprocs": "nprocs",
+    "backend": "backend",
+    "devices": "gpus",
+    "threads": "threads",
+    "start_method": "start_method",
+    "timeout_s": "timeout_s",
+}
+"""Setting -> the argument of ``spawn()``; what has none is not there to be set."""
+
+COMMAND = {
+    "nprocs": "--nprocs",
+    "backend": "--backend",
+    "devices": "--gpus",
+    "threads": "--threads",
+    "timeout_s": "--timeout_s",
+}
+"""Setting -> the option of the launch command."""
+
+WORDS: Mapping[str, Mapping[str, str]] = {"hydra": HYDRA, "spawn": SPAWN, "command": COMMAND}
+"""Door -> its words for settings."""
+
+
+def aside(words: Mapping[str, str], setting: str) -> str:
+    """Return a setting's name in brackets, with a space before; nothing where a door has no such setting."""
+    return f" ({words[setting]})" if setting in words else ""
+
+
+class Problem:
+    """A sentence on what is wrong, in no door's words yet.
+
+    Attributes:
+        template: The sentence, in which ``{timeout_s}`` stands for what a user types for that setting.
+        values: Name -> value for the other names in it; inserted as they are, whatever they contain.
+    """
+
+    def __init__(self, template: str, **values: Any) -> None:
+        self.template = template
+        self.values = values
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings that it speaks of."""
+        return [name for _, name, _, _ in Formatter().parse(self.template) if name in HYDRA]
+
+    def in_words(self, words: Mapping[str, str]) -> str:
+        """Return the sentence for the users of one door."""
+        return self.template.format_map({**HYDRA, **words, **self.values})
+
+    def __str__(self) -> str:
+        return self.in_words(HYDRA)
+
 
 class HarnessError(Exception):
     """A mistake that the user can mend: one message, exit status 1, no traceback."""
 
 
-class ConfigError(HarnessError):
+class WrongSettings(HarnessError, ValueError):
+    """Problems with settings, each a :class:`Problem` or a sentence; ``words`` are those in which it is printed."""
+
+    def __init__(self, *problems: Problem | str) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+        self.words: Mapping[str, str] = HYDRA
+
+    def in_words(self, words: Mapping[str, str]) -> str:
+        """Return the message for the users of one door; of several problems each has a line."""
+        sentences = [problem.in_words(words) if isinstance(problem, Problem) else str(problem) for problem in self.problems]
+        if len(sentences) == 1:
+            return sentences[0]
+        return f"{len(sentences)} settings need mending:\n" + "\n".join(f"  - {sentence}" for sentence in sentences)
+
+    def __str__(self) -> str:
+        return self.in_words(self.words)
+
+
+class ConfigError(WrongSettings):
     """Settings that are wrong, or do not go together."""
 
-    @classmethod
-    def of(cls, problems: list[str]) -> ConfigError:
-        """Return one error that reports all ``problems``, a line each."""
-        if len(problems) == 1:
-            return cls(problems[0])
-        return cls(f"{len(problems)} settings need mending:\n" + "\n".join(f"  - {problem}" for problem in problems))
 
-
-class BackendUnavailable(HarnessError):
+class BackendUnavailable(WrongSettings):
     """The backend asked for cannot run here; the message lists what can."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from harness.entrypoints import launch_command, options
 from harness.entrypoints.options import parse, split
 from harness.entrypoints.settings import Console
-from harness.errors import BackendUnavailable, ConfigError, HarnessError
+from harness.errors import COMMAND, WORDS, BackendUnavailable, ConfigError, HarnessError, Problem, aside
 from harness.rank import store
 from harness.run.folder import RunDir
 from harness.run.job import alone_in
@@ -205,14 +206,14 @@ def test_restarts_and_machines_run_on_torchs_engine():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--nprocs=0", r"^nprocs=0 must be at least 1, or -1"),
-        ("--nprocs=1 --gpus=0 --backend=gloo", r"cannot honour gpus=0"),
-        ("--nprocs=1 --xpus=0 --backend=gloo", r"cannot honour xpus=0"),
-        ("--nprocs=1 --devices=0 --backend=gloo", r"cannot honour devices=0"),
+        ("--nprocs=0", r"^--nprocs=0 must be at least 1, or -1"),
+        ("--nprocs=1 --gpus=0 --backend=gloo", r"cannot honour --gpus=0"),
+        ("--nprocs=1 --xpus=0 --backend=gloo", r"cannot honour --xpus=0"),
+        ("--nprocs=1 --devices=0 --backend=gloo", r"cannot honour --devices=0"),
         ("--gpus=0 --xpus=0", r"^--gpus and --xpus exclude each other"),
         ("--gpus=0 --devices=0", r"^--gpus and --devices exclude each other"),
         ("--nprocs=1 --gpus=", r"^--gpus= is empty: leave it out"),
-        ("--nprocs=1 --xpus=0 --backend=nccl", r"xpus=0 goes with backend=bkcl"),
+        ("--nprocs=1 --xpus=0 --backend=nccl", r"^--xpus=0 goes with --backend=bkcl"),
         ("--nprocs=1 --timeout_s=0", r"timeout_s=0\.0 must be a number of seconds above 0"),
         ("--nprocs=1 --threads=0", r"threads=0 must be auto or at least 1"),
         ("--nnodes=0", r"--nnodes=0 must be at least 1"),
@@ -235,9 +236,9 @@ def test_settings_that_make_no_sense(line, message):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--backend=nccl", r"^backend=nccl .*(Available here: gloo\.|Use backend=gloo)"),
-        ("--backend=bkcl", r"^backend=bkcl is not available"),
-        ("--backend=glo", r"^backend=glo is unknown"),
+        ("--backend=nccl", r"^--backend=nccl .*(Available here: gloo\.|Use --backend=gloo)"),
+        ("--backend=bkcl", r"^--backend=bkcl is not available"),
+        ("--backend=glo", r"^--backend=glo is unknown"),
     ],
 )
 def test_backends_that_cannot_run_here(line, message):
@@ -246,12 +247,14 @@ def test_backends_that_cannot_run_here(line, message):
 
 
 def test_messages_name_settings_as_they_are_typed():
-    said = "backend=nccl needs one GPU per rank: nprocs=4, but 1 GPU is visible. Use backend=gloo or nprocs=1."
-    assert launch_command._in_words_of_options(said) == (
-        "--backend=nccl needs one GPU per rank: --nprocs=4, but 1 GPU is visible. Use --backend=gloo or --nprocs=1."
+    said = Problem("{backend}=nccl: {nprocs}={count}, but {name}. Use {nprocs}=1.", count=4, name="nprocs={nprocs}")
+    error = pickle.loads(pickle.dumps(ConfigError(said)))
+    assert (said.settings, str(error)) == (
+        ["backend", "nprocs", "nprocs"],
+        "backend=nccl: nprocs=4, but nprocs={nprocs}. Use nprocs=1.",
     )
-    assert launch_command._in_words_of_options("silent for 2 s (launcher.timeout_s)") == "silent for 2 s (--timeout_s)"
-    assert launch_command._in_words_of_options("--nprocs=2 and --nproc_per_node=3") == "--nprocs=2 and --nproc_per_node=3"
+    assert error.in_words(COMMAND) == "--backend=nccl: --nprocs=4, but nprocs={nprocs}. Use --nprocs=1."
+    assert [aside(words, "grace_s") for words in WORDS.values()] == [" (launcher.grace_s)", "", ""]
 
 
 # --- the script --------------------------------------------------------------------------------------------------------

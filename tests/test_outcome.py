@@ -97,15 +97,15 @@ def test_running_ranks_have_not_failed() -> None:
 )
 def test_sentences(end: End, sentence: str, code: int | None, number: int | None) -> None:
     result = said(stopped(0), end)
-    assert result.message.startswith(sentence) and "Rank 0 was stopped. " in result.message
+    assert result.account.startswith(sentence) and "Rank 0 was stopped. " in result.account
     assert (result.failed_rank, result.exit_code, result.signal) == (1, code, number)
-    assert result.message.endswith("out/rank-1.log")
+    assert result.account.endswith("out/rank-1.log")
 
 
 def test_ranks_that_went_with_the_process_they_were_forked_from() -> None:
     ends = [End(RankResult(rank), -9, 5.0, server=1) for rank in (0, 1)]
     sentence = "the process that rank 0 of 2 was forked from ended with exit code 1, without a word of why."
-    assert said(*ends).message == f"{sentence} Log: out/rank-0.log"
+    assert said(*ends).account == f"{sentence} Log: out/rank-0.log"
 
 
 def test_step_is_named() -> None:
@@ -115,7 +115,7 @@ def test_step_is_named() -> None:
 
 def test_what_became_of_the_others() -> None:
     ends = [raised(0, t=1), raised(1, t=2), raised(2, t=3, message="other"), raised(3, t=4, collective=True)]
-    message = said(*ends).message
+    message = said(*ends).account
     assert "Rank 1 failed in the same way. Rank 2 failed by itself after it. Rank 3 failed as a consequence. " in message
     assert said(*ends).consequences == (3,)
 

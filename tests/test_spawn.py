@@ -21,6 +21,7 @@ from harness.entrypoints.exceptions import RankTraceback
 from harness.entrypoints.settings import Request, machine
 from harness.entrypoints.spawn import _refers_to_main, spawn
 from harness.launchers import registry
+from harness.run.plan import Task
 from tests import calls
 from tests.processes import PATIENCE_S, alive, descendants, scaled, wait_until
 
@@ -170,13 +171,17 @@ def test_placement_of_devices(monkeypatch):
         (Request(backend="nccl"), ("4", "5", "6", "7")),
         (Request(nprocs=2, backend="nccl", devices="7,4"), ("7", "4")),
     ]:
-        assert request._place().devices == devices
+        assert planned(request).devices == devices
     with pytest.raises(ConfigError, match=r"gpus=3: 3 is not visible here\. Visible: 4, 5, 6, 7\."):
-        Request(nprocs=1, backend="nccl", devices="3")._place()
+        planned(Request(nprocs=1, backend="nccl", devices="3"))
     with pytest.raises(ConfigError, match=r"gpus=4,5 names 2 devices, but nprocs=3"):
-        Request(nprocs=3, backend="nccl", devices="4,5")._place()
+        planned(Request(nprocs=3, backend="nccl", devices="4,5"))
     with pytest.raises(BackendUnavailable, match=r"nprocs=5, but 4 GPUs are visible\. Use backend=gloo or nprocs=4\."):
-        Request(nprocs=5, backend="nccl")._place()
+        planned(Request(nprocs=5, backend="nccl"))
+
+
+def planned(request):
+    return request.plan(Task(kind="call"), sys.path)
 
 
 def machine_with(**devices):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from harness.entrypoints.settings import details, without_paths
+from harness.entrypoints.settings import details
 from harness.errors import ConfigError, HarnessError, RankFailed, RunTimeout
 from harness.run.folder import RunDir
 from harness.run.record import RunResult
@@ -20,9 +20,7 @@ class RankTraceback(Exception):
 
 def exception_of(result: RunResult, run: RunDir) -> BaseException:
     """Return the exception that a failed run raises in the caller of ``spawn``."""
-    message = (
-        without_paths(result.message, run).replace("(launcher.timeout_s)", "(timeout_s)").replace(" (launcher.grace_s)", "")
-    )
+    message = result.message
     error = _own_exception(result, run)
     if error is None:
         error = RunTimeout(message) if "hung" in result.marks else RankFailed(message)

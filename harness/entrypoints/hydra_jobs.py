@@ -223,7 +223,7 @@ def plan_one(one: Composed, task: Task) -> Job:
     problems += [*train.problems(nprocs), *_two_lengths(one), *_nothing_measured(train, settings["pairs"])] if train else []
     problems += _no_checkpoint(one, train) if train else []
     if problems or placement is None or threads is None:
-        raise ConfigError.of(problems)
+        raise ConfigError(*problems)
     plan = RunPlan(
         task=task,
         job=one.number,
@@ -257,7 +257,7 @@ def settings_of(config: DictConfig) -> dict[str, Any]:
 def _try(ask: Callable[[], Any], problems: list[str]) -> Any:
     try:
         return ask()
-    except (HarnessError, ValueError) as error:
+    except HarnessError as error:
         problems.append(str(error))
         return None
 
@@ -404,7 +404,7 @@ def _run_one(one: Composed, job: Job, reporters: Reporters) -> RunResult:
     result = run_job(job.plan, job.run, reporters)
     configure_log(one.config.hydra.hydra_logging, one.config.hydra.verbose)
     if result.status != "ok":
-        _tell_job_log(one, result.message)
+        _tell_job_log(one, result.account)
     reporters.ended(job, result)
     return result
 
@@ -447,7 +447,7 @@ def _job_return(one: Composed, job: Job, result: RunResult) -> JobReturn:
         answer.return_value = read_value(job.run)
     else:
         answer.status = JobStatus.FAILED
-        answer.return_value = JobFailed(result.message)
+        answer.return_value = JobFailed(result.account)
     return answer
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.machinery
 import os
-import re
 import socket
 import sys
 import zipfile
@@ -15,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.entrypoints.options import parse
-from harness.entrypoints.settings import Attempt, Console, Request, details, summary, without_paths
+from harness.entrypoints.settings import Attempt, Console, Request, details, summary
 from harness.errors import ConfigError, HarnessError, RankFailed
 from harness.launchers import registry
 from harness.launchers.base import Launcher
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return _launch(parse(arguments))
     except HarnessError as error:
-        print(f"harness.launch: {_in_words_of_options(str(error))}", file=sys.stderr)
+        print(f"harness.launch: {error}", file=sys.stderr)
         return 1
     except Interrupted as interruption:
         print(f"\nharness.launch: {interruption}: all ranks were stopped.", file=sys.stderr)
@@ -71,7 +70,7 @@ def make_plan(asked: argparse.Namespace, task: Task) -> RunPlan:
     """
     problems = _problems(asked)
     if problems:
-        raise ConfigError.of(problems)
+        raise ConfigError(*problems)
     option = next((name for name in _LISTS if getattr(asked, name) is not None), "gpus")
     needs_engine = asked.nnodes > 1 or asked.max_restarts > 0
     request = Request(
@@ -82,6 +81,7 @@ def make_plan(asked: argparse.Namespace, task: Task) -> RunPlan:
         timeout_s=asked.timeout_s,
         threads=asked.threads,
         method="torchrun" if needs_engine else "launch",
+        door="command",
     )
     plan = request.plan(task, sys.path if asked.module else _path_of_scripts())
     port = _address(asked.master)[1] if asked.master is not None and asked.nnodes == 1 else None
@@ -237,27 +237,20 @@ def _require_free(port: int, master: str) -> None:
 
 def _report(result: RunResult, run: RunDir, asked: argparse.Namespace) -> int:
     """Say on stderr what failed, and return its exit status."""
-    message = result.message
+    message = result.account if asked.log_dir is not None else result.message
     if asked.log_dir is None:
-        message = without_paths(message, run)
         # Rank 0 has shown its own.
         text = details(result, run) if result.failed_rank != 0 or "hung" in result.marks else ""
         print(text, end="\n" if text else "", file=sys.stderr)
     where = f"machine {asked.node_rank} of {asked.nnodes} (its own ranks count from 0): " if asked.nnodes > 1 else ""
     elsewhere = " A rank of another machine may have failed before it: see there." if where and _is_consequence(result) else ""
-    print(f"harness.launch: {where}{_in_words_of_options(message)}{elsewhere}", file=sys.stderr)
+    print(f"harness.launch: {where}{message}{elsewhere}", file=sys.stderr)
     return RankFailed(message, exit_code=result.exit_code, signal=result.signal).exit_status
 
 
 def _is_consequence(result: RunResult) -> bool:
     """Return True where the failure that is reported may come from another machine."""
     return any(rank.rank == result.failed_rank and rank.failure and rank.failure.collective for rank in result.ranks)
-
-
-def _in_words_of_options(message: str) -> str:
-    """Return a message with settings as they are typed on this command's line."""
-    message = message.replace("launcher.timeout_s", "--timeout_s").replace(" (launcher.grace_s)", "")
-    return re.sub(r"(?<![\w.-])(backend|nprocs|threads|timeout_s|gpus|devices|xpus)=(?=[\w'-])", r"--\1=", message)
 
 
 def _tell_unused(asked: argparse.Namespace) -> None:

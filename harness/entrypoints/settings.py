@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.errors import ConfigError, HarnessError
+from harness.errors import WORDS, ConfigError, Problem, WrongSettings
 from harness.launchers import registry
 from harness.launchers.base import Launcher, Process
 from harness.launchers.supervisor import Observer, Supervisor
@@ -33,6 +32,7 @@ class Request:
         devices: Absolute ids with commas between; None for the first visible ones.
         option: Name of the option by which ``devices`` were given.
         method: ``spawn``, ``launch`` or ``torchrun``.
+        door: Who asks: ``spawn`` or ``command``.
     """
 
     nprocs: int = -1
@@ -43,6 +43,12 @@ class Request:
     timeout_s: float | None = None
     threads: int | str = "auto"
     method: str = "spawn"
+    door: str = "spawn"
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        """Setting -> what was typed for it."""
+        return {**WORDS[self.door], "devices": WORDS[self.door]["nprocs"].removesuffix("nprocs") + self.option}
 
     def plan(self, task: Task, sys_path: Sequence[str]) -> RunPlan:
         """Return the run's plan.
@@ -51,9 +57,16 @@ class Request:
             ConfigError: Settings make no sense; all of them are named.
             BackendUnavailable: The backend cannot run here with that many ranks.
         """
+        try:
+            return self._plan(task, sys_path)
+        except WrongSettings as error:
+            error.words = self.words
+            raise
+
+    def _plan(self, task: Task, sys_path: Sequence[str]) -> RunPlan:
         problems = self._problems()
         if problems:
-            raise ConfigError.of(problems)
+            raise ConfigError(*problems)
         placement = self._place()
         threads = wanted_threads(os.environ, self.threads, usable_cores(), placement.nprocs)
         return RunPlan(
@@ -70,45 +83,49 @@ class Request:
             cwd=_current_folder(),
             sys_path=tuple(os.path.abspath(entry) for entry in sys_path),
             argv=tuple(sys.argv),
+            door=self.door,
         )
 
-    def _problems(self) -> list[str]:
+    def _problems(self) -> list[Problem]:
         kind = _KIND_OF_OPTION.get(self.option) if self.devices is not None else None
         needed = {"cuda": "nccl", "xpu": "bkcl"}.get(kind or "")
         checks = [
             (
                 _is_not_whole(self.nprocs),
-                f"nprocs={self.nprocs!r} must be a whole number, or -1 for all.",
+                Problem("{nprocs}={count!r} must be a whole number, or -1 for all.", count=self.nprocs),
             ),
             (
                 self.start_method not in START_METHODS,
-                f"start_method={self.start_method} is unknown; use {', '.join(START_METHODS)}.",
+                Problem(
+                    "{start_method}={name} is unknown; use {known}.", name=self.start_method, known=", ".join(START_METHODS)
+                ),
             ),
             (
                 self.timeout_s is not None and (_is_not_a_number(self.timeout_s) or not float(self.timeout_s) > 0),
-                f"timeout_s={self.timeout_s!r} must be a number of seconds above 0.",
+                Problem("{timeout_s}={seconds!r} must be a number of seconds above 0.", seconds=self.timeout_s),
             ),
             (
                 self.threads != "auto" and (_is_not_whole(self.threads) or int(self.threads) < 1),
-                f"threads={self.threads!r} must be auto or at least 1.",
+                Problem("{threads}={count!r} must be auto or at least 1.", count=self.threads),
             ),
             (
                 needed is not None and self.backend in {"nccl", "bkcl"} - {needed},
-                f"{self.option}={self.devices} goes with backend={needed}, not with backend={self.backend}.",
+                Problem(
+                    "{devices}={ids} goes with {backend}={needed}, not with {backend}={name}.",
+                    ids=self.devices,
+                    needed=needed,
+                    name=self.backend,
+                ),
             ),
         ]
         return [sentence for wrong, sentence in checks if wrong]
 
     def _place(self) -> Placement:
-        try:
-            found = place(self.backend, self.nprocs, self.devices, usable_cores(), os.environ, machine)
-        except HarnessError as error:
-            raise type(error)(str(error).replace("backend.devices=", f"{self.option}=")) from None
+        found = place(self.backend, self.nprocs, self.devices, usable_cores(), os.environ, machine)
         kind = _KIND_OF_OPTION.get(self.option) if self.devices is not None else None
         if kind is not None and found.devices and found.device != kind:
-            raise ConfigError(
-                f"{self.option}={self.devices} names devices of type {kind}, but backend={found.backend} is for {found.device}."
-            )
+            said = "{devices}={ids} names devices of type {kind}, but {backend}={name} is for {device}."
+            raise ConfigError(Problem(said, ids=self.devices, kind=kind, name=found.backend, device=found.device))
         return found
 
 
@@ -187,12 +204,6 @@ class Attempt:
 
     def _environment(self) -> dict[str, str]:
         return common_environment(os.environ, self.plan, self.run.path)
-
-
-def without_paths(message: str, run: RunDir) -> str:
-    """Return a run's message without the paths of a folder that nobody will find."""
-    pattern = rf" *(?:Traceback|Log|Stacks of all ranks): (?:(?!: ).)*?{re.escape(run.path.name)}/\S+"
-    return re.sub(pattern, "", message)
 
 
 def details(result: RunResult, run: RunDir) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, aside
 from harness.launchers import console
 from harness.launchers.base import Process, kill_group
 from harness.launchers.signals import Interrupted, SignalTrap, is_pressed
@@ -359,7 +359,8 @@ class Supervisor:
         ranks = sorted(rank for rank in self._pids if rank not in self._endings)
         if ranks:
             self.notes.append(
-                f"{listed(ranks)} ignored SIGTERM for {self._plan.grace_s:g} s (launcher.grace_s) and ended by SIGKILL."
+                f"{listed(ranks)} ignored SIGTERM for {self._plan.grace_s:g} s{aside(self._plan.words, 'grace_s')}"
+                " and ended by SIGKILL."
             )
 
     def _await(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
@@ -388,8 +389,8 @@ class Supervisor:
             result = self._judge_absence(result)
         elif self._stranding is not None:
             said = f"rank {self._stranding} of {self._plan.nprocs} ended without joining the group."
-            waited = f"{listed(self._waiting)} waited for it. Log: {self._log(self._stranding)}"
-            result = _failed(result, f"{said} {waited}", self._stranding)
+            waited = f"{listed(self._waiting)} waited for it."
+            result = _failed(result, f"{said} {waited}", self._stranding, f"Log: {self._log(self._stranding)}")
         if result.status == "ok" and any(process.rank is None and self._codes[process.pid] for process in self._processes):
             result = _failed_engine(result, self._run)
         if self.notes:
@@ -403,33 +404,28 @@ class Supervisor:
 
     def _judge_absence(self, result: RunResult) -> RunResult:
         """Return ``result`` with the ranks named that did not arrive where the others waited until that failed."""
-        message = (
-            f"{listed(self._absent)} of {self._plan.nprocs} did not arrive where the others waited. {result.message}"
-            f" Stacks of all ranks: {_shown(self._run.stacks)}"
-        )
-        return dataclasses.replace(result, message=message, failed_rank=self._absent[0])
+        message = f"{listed(self._absent)} of {self._plan.nprocs} did not arrive where the others waited. {result.message}"
+        see = f"{result.see} Stacks of all ranks: {_shown(self._run.stacks)}".strip()
+        return dataclasses.replace(result, message=message, see=see, failed_rank=self._absent[0])
 
     def _judge_hang(self, result: RunResult) -> RunResult:
         absent = absent_ranks(self._stacks_of_all(), result.ranks)
         rank = absent[0] if absent else min(result.ranks, key=lambda r: len(r.steps)).rank
         total = self._plan.train.steps if self._plan.train else None
+        limit = f"{self._plan.timeout_s:g} s{aside(self._plan.words, 'timeout_s')}"
         if result.ranks[rank].pid is None:
-            limit = f"{self._plan.timeout_s:g} s (launcher.timeout_s)"
-            message = f"rank {rank} of {self._plan.nprocs} did not start within {limit}. Log: {self._log(rank)}"
-            return _failed(result, message, rank)
+            message = f"rank {rank} of {self._plan.nprocs} did not start within {limit}."
+            return _failed(result, message, rank, f"Log: {self._log(rank)}")
         steps = result.ranks[rank].steps
         after = f" after step {steps[-1].step + 1}" + (f" of {total}" if total else "") if steps else ""
         others = f" {listed(absent)} did not arrive where the others waited." if 0 < len(absent) < len(result.ranks) else ""
-        message = (
-            f"rank {rank} of {self._plan.nprocs} was silent for {self._plan.timeout_s:g} s (launcher.timeout_s){after};"
-            f" all ranks were stopped.{others} Stacks of all ranks: {_shown(self._run.stacks)}"
-        )
-        return _failed(result, message, rank)
+        message = f"rank {rank} of {self._plan.nprocs} was silent for {limit}{after}; all ranks were stopped.{others}"
+        return _failed(result, message, rank, f"Stacks of all ranks: {_shown(self._run.stacks)}")
 
 
-def _failed(result: RunResult, message: str, rank: int) -> RunResult:
+def _failed(result: RunResult, message: str, rank: int, see: str) -> RunResult:
     return dataclasses.replace(
-        result, status="failed", message=message, failed_rank=rank, exit_code=1, signal=None, consequences=()
+        result, status="failed", message=message, see=see, failed_rank=rank, exit_code=1, signal=None, consequences=()
     )
 
 
@@ -449,5 +445,5 @@ def _shown(path: Path) -> str:
 
 
 def _failed_engine(result: RunResult, run: RunDir) -> RunResult:
-    message = f"torch's engine failed although its ranks finished. Log: {_shown(run.engine_log)}"
-    return dataclasses.replace(result, status="failed", message=message, exit_code=1)
+    message = "torch's engine failed although its ranks finished."
+    return dataclasses.replace(result, status="failed", message=message, see=f"Log: {_shown(run.engine_log)}", exit_code=1)

@@ -17,7 +17,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-from harness.errors import BackendUnavailable, ConfigError
+from harness.errors import BackendUnavailable, ConfigError, Problem
 from harness.rank.context import recorder
 from harness.run.environment import INIT_BARRIER, RUN_DIR, RankEnvironment, loopback_interface, slurm_rendezvous, usable_cores
 from harness.run.folder import RunDir
@@ -196,10 +196,11 @@ def _choose(backend: str, who: RankEnvironment, plan: RunPlan | None) -> tuple[s
         if backend in ("auto", plan.backend):
             return plan.backend, plan.device
         if not plan.backend_reason.startswith("auto"):
-            raise ConfigError(
-                f"init_parallel_env(backend={backend!r}) contradicts the launcher, which was asked for "
-                f"backend={plan.backend}. Leave one of the two out."
+            said = (
+                "init_parallel_env(backend={asked!r}) contradicts the launcher, which was asked for "
+                "{backend}={name}. Leave one of the two out."
             )
+            raise ConfigError(Problem(said, asked=backend, name=plan.backend))
     placement = place(backend, who.local_world_size, None, usable_cores(), os.environ, _machine)
     return placement.backend, placement.device
 

@@ -19,6 +19,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
+from harness.errors import WrongSettings
 from harness.rank.context import Rank, inhabited
 from harness.rank.group import leave_group
 from harness.rank.importing import import_quickly, when_imported
@@ -123,7 +124,10 @@ def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record:
         record.end("exit", code, value=leaving.code)
         return code
     except BaseException as error:
-        failure = failure_of(error, RunPlan.read(run).cwd)
+        plan = RunPlan.read(run)
+        if isinstance(error, WrongSettings):
+            error.words = plan.words
+        failure = failure_of(error, plan.cwd)
         if not run.call.exists() and not (failure.mistake and PARENT in os.environ):
             # The caller of spawn() gets the traceback with the exception; a parent says itself what there is to mend.
             if failure.collective and who.world_size > 1:

@@ -140,7 +140,7 @@ def _failures(sweep: SweepReport) -> list[str]:
 
 
 def _failure(job: JobReport) -> str:
-    said = f"<p><strong>Job {job.plan.job}:</strong> {escape(job.result.message)}</p>"
+    said = f"<p><strong>Job {job.plan.job}:</strong> {escape(job.result.account)}</p>"
     fallen = [rank for rank in job.result.ranks if rank.rank == job.result.failed_rank and rank.failure is not None]
     traces = [escape(rank.failure.traceback) for rank in fallen if rank.failure is not None]
     return said + "".join(f"<details><summary>Traceback</summary><pre>{trace}</pre></details>" for trace in traces)

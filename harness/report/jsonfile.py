@@ -41,7 +41,7 @@ def _job(job: JobReport) -> dict[str, Any]:
         "label": dict(tables.settings(job)),
         "overrides": list(job.overrides),
         "status": job.result.status,
-        "message": job.result.message,
+        "message": job.result.account,
         "failed_rank": job.result.failed_rank,
         "nprocs": job.plan.nprocs,
         "first_step_s": tables.typical_first_step_s(job),

@@ -49,7 +49,7 @@ def _case(job: JobReport, sweep: SweepReport) -> ElementTree.Element:
     if check is not None:
         _problem(case, "failure", f"{check.name} {check.title}: {check.detail}", str(dict(check.where or {})))
     elif job.result.status != "ok":
-        _problem(case, "error", job.result.message, _trace(job))
+        _problem(case, "error", job.result.account, _trace(job))
     elif said := failed_launches(job):
         _problem(case, "error", said, said)
     ElementTree.SubElement(case, "system-out").text = _clean(f"{job.folder}\n{tables.verified_cell(job)}")
@@ -67,7 +67,7 @@ def _problem(case: ElementTree.Element, kind: str, message: str, text: str) -> N
 
 def _trace(job: JobReport) -> str:
     found = [rank.failure.traceback for rank in job.result.ranks if rank.rank == job.result.failed_rank and rank.failure]
-    return found[0] if found else job.result.message
+    return found[0] if found else job.result.account
 
 
 def _clean(text: str) -> str:

@@ -78,13 +78,13 @@ class Terminal:
     def ended(self, job: Job, result: RunResult) -> None:
         """Show at once that a job failed."""
         self.close()
-        if result.message:
+        if result.account:
             failed = result.status != "ok"
             name = f"job {job.plan.job} " if len(self._jobs) > 1 else ""
             style = STYLES["failed"] if failed else STYLES["note"]
             for line in traceback_of_another(result):
                 self._errors.print(Text.from_ansi(line), soft_wrap=True)
-            self._print(self._errors, f"{name}{'failed' if failed else 'note'}: {result.message}", style)
+            self._print(self._errors, f"{name}{'failed' if failed else 'note'}: {result.account}", style)
 
     def close(self) -> None:
         """Take the progress bar away."""

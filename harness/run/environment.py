@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.errors import ConfigError, Problem
 from harness.run.plan import RunPlan
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -160,11 +161,11 @@ def wanted_threads(environ: Mapping[str, str], asked: int | str, cores: int, loc
     """Return the threads of each rank: as asked; for ``auto`` the user's ``OMP_NUM_THREADS``, else the cores shared out.
 
     Raises:
-        ValueError: ``asked`` is neither ``auto`` nor a number from 1 on.
+        ConfigError: ``asked`` is neither ``auto`` nor a number from 1 on.
     """
     if asked != "auto":
         if not str(asked).isdecimal() or int(asked) < 1:
-            raise ValueError(f"threads={asked} must be auto or at least 1.")
+            raise ConfigError(Problem("{threads}={asked} must be auto or at least 1.", asked=asked))
         return int(asked)
     from_user = environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if from_user.isdigit() and int(from_user) > 0:

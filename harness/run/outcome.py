@@ -88,12 +88,13 @@ def judge(ends: Sequence[End], logs: Sequence[str], marks: dict[str, float]) -> 
     return RunResult(
         "failed",
         ranks,
-        message=f"{describe(first, len(ends))} {describe_others(first, others)}{_where_to_look(first, logs)}".rstrip(),
+        message=f"{describe(first, len(ends))} {describe_others(first, others)}".rstrip(),
         failed_rank=first.rank,
         consequences=consequences,
         exit_code=None if killed else first.result.code or (code if code is not None and code > 0 else 1),
         signal=-code if code is not None and killed else None,
         marks=marks,
+        see=_where_to_look(first, logs),
     )
 
 

@@ -7,7 +7,7 @@ import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.errors import BackendUnavailable, ConfigError
+from harness.errors import BackendUnavailable, ConfigError, Problem
 from harness.run.plan import BACKENDS
 
 Probe = Callable[[], "Machine"]
@@ -60,13 +60,14 @@ def place(backend: str, nprocs: int, devices: str | None, cores: int, environ: M
         BackendUnavailable: The backend cannot run here with that many ranks.
     """
     if nprocs != -1 and nprocs < 1:
-        raise ConfigError(
-            f"nprocs={nprocs} must be at least 1, or -1 for every visible device (on the CPU: every core this process may use)."
+        said = (
+            "{nprocs}={count} must be at least 1, or -1 for every visible device (on the CPU: every core this process may use)."
         )
+        raise ConfigError(Problem(said, count=nprocs))
     if backend not in BACKENDS:
-        raise BackendUnavailable(
-            f"backend={backend} is unknown. Backends are {', '.join(BACKENDS)}; usable here: {listed_usable(probe(), environ)}."
-        )
+        said = "{backend}={name} is unknown. Backends are {known}; usable here: {usable}."
+        usable = listed_usable(probe(), environ)
+        raise BackendUnavailable(Problem(said, name=backend, known=", ".join(BACKENDS), usable=usable))
     if backend == "gloo" or (backend == "auto" and not devices and not may_have_accelerator()):
         return _on_cpu(backend, nprocs, devices, cores)
     machine = probe()
@@ -80,21 +81,27 @@ def place(backend: str, nprocs: int, devices: str | None, cores: int, environ: M
     if kind == "cpu":
         return Placement(name, reason, kind, cores if nprocs == -1 else nprocs)
     if count > len(chosen) or count == 0:
-        seen = f"{len(visible)} {_unit(kind, len(visible))} visible"
-        lower = f" or nprocs={len(visible)}" if visible else ""
-        raise BackendUnavailable(
-            f"backend={name} needs one {_unit(kind, 1, verb=False)} per rank: nprocs={nprocs}, but {seen}. "
-            f"Use backend=gloo{lower}."
-        )
+        raise BackendUnavailable(_too_few(name, nprocs, kind, len(visible)))
     return Placement(name, reason, kind, count, tuple(chosen[:count]))
+
+
+def _too_few(backend: str, nprocs: int, kind: str, visible: int) -> Problem:
+    return Problem(
+        "{backend}={name} needs one {unit} per rank: {nprocs}={count}, but {visible} {units} visible. Use {backend}=gloo"
+        + (" or {nprocs}={visible}." if visible else "."),
+        name=backend,
+        unit=_unit(kind, 1, verb=False),
+        count=nprocs,
+        visible=visible,
+        units=_unit(kind, visible),
+    )
 
 
 def _on_cpu(backend: str, nprocs: int, devices: str | None, cores: int) -> Placement:
     if devices:
-        why = "backend=gloo runs" if backend == "gloo" else "backend=auto found no accelerator, so gloo runs"
-        raise ConfigError(
-            f"{why} ranks on the CPU and cannot honour backend.devices={devices}. Drop the list, or use backend=nccl."
-        )
+        why = "{backend}=gloo runs" if backend == "gloo" else "{backend}=auto found no accelerator, so gloo runs"
+        said = " ranks on the CPU and cannot honour {devices}={ids}. Drop the list, or use {backend}=nccl."
+        raise ConfigError(Problem(why + said, ids=devices))
     reason = "auto: no accelerator" if backend == "auto" else "as asked"
     return Placement("gloo", reason, "cpu", cores if nprocs == -1 else nprocs)
 
@@ -104,15 +111,14 @@ def _choose(backend: str, machine: Machine, environ: Mapping[str, str]) -> tuple
     if backend == "auto":
         return _find_out(machine)
     if backend == "bkcl" and "bkcl" not in machine.groups:
-        raise BackendUnavailable(
-            "backend=bkcl is not available: this torch build has no process group of that name "
-            f"(Kunlun's PyTorch plugin registers it). Available here: {listed_usable(machine, environ)}."
+        said = (
+            "{backend}=bkcl is not available: this torch build has no process group of that name "
+            "(Kunlun's PyTorch plugin registers it). Available here: {usable}."
         )
+        raise BackendUnavailable(Problem(said, usable=listed_usable(machine, environ)))
     if backend == "nccl" and "nccl" not in machine.groups:
-        raise BackendUnavailable(
-            f"backend=nccl is not available: this torch build ({machine.torch}) has no NCCL. "
-            f"Available here: {listed_usable(machine, environ)}."
-        )
+        said = "{backend}=nccl is not available: this torch build ({torch}) has no NCCL. Available here: {usable}."
+        raise BackendUnavailable(Problem(said, torch=machine.torch, usable=listed_usable(machine, environ)))
     return backend, "as asked"
 
 
@@ -124,10 +130,11 @@ def _find_out(machine: Machine) -> tuple[str, str]:
         return "bkcl", f"auto: {seen['xpu']} {_unit('xpu', seen['xpu'])} visible"
     if seen:
         kind = next(iter(seen))
-        raise BackendUnavailable(
-            f"backend=auto is unknown for the accelerator {kind} ({seen[kind]} visible): this harness knows no process group "
-            "for it. Use backend=gloo to train on the CPU."
+        said = (
+            "{backend}=auto is unknown for the accelerator {kind} ({count} visible): this harness knows no process group "
+            "for it. Use {backend}=gloo to train on the CPU."
         )
+        raise BackendUnavailable(Problem(said, kind=kind, count=seen[kind]))
     return "gloo", "auto: no accelerator"
 
 
@@ -150,11 +157,13 @@ def _choose_devices(devices: str | None, nprocs: int, visible: Sequence[str], ki
     absent = [entry for entry in ids if entry not in visible]
     if absent:
         seen = ", ".join(visible) or "none"
-        raise ConfigError(f"backend.devices={devices}: {absent[0]} is not visible here. Visible: {seen}.")
+        said = "{devices}={ids}: {absent} is not visible here. Visible: {seen}."
+        raise ConfigError(Problem(said, ids=devices, absent=absent[0], seen=seen))
     if len(set(ids)) != len(ids):
-        raise ConfigError(f"backend.devices={devices} names a device twice.")
+        raise ConfigError(Problem("{devices}={ids} names a device twice.", ids=devices))
     if nprocs not in (-1, len(ids)):
-        raise ConfigError(f"backend.devices={devices} names {len(ids)} devices, but nprocs={nprocs}. Make them equal.")
+        said = "{devices}={ids} names {number} devices, but {nprocs}={count}. Make them equal."
+        raise ConfigError(Problem(said, ids=devices, number=len(ids), count=nprocs))
     return ids
 
 

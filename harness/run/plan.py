@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.errors import WORDS
 from harness.run import faults
 from harness.run.folder import RunDir, write_json
 from harness.run.record import FORMAT, check_format
@@ -204,6 +205,7 @@ class RunPlan:
         num_machines: That take part; above 1, torch's engine finds the others, and files count this machine's ranks from 0.
         trial: Its place in a comparison of launchers; None for a job's own run.
         train: What the harness's own training loop does; None for anybody else's task.
+        door: By which it was asked for, and in whose words it speaks of settings: ``hydra``, ``spawn`` or ``command``.
     """
 
     task: Task
@@ -227,6 +229,12 @@ class RunPlan:
     num_machines: int = 1
     trial: Trial | None = None
     train: TrainPlan | None = None
+    door: str = "hydra"
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        """Setting -> what whoever asked for this run types for it."""
+        return WORDS[self.door]
 
     def overwrites_its_start(self, run: RunDir) -> bool:
         """Return True where a training in this folder goes on from a checkpoint that its own then takes the place of."""

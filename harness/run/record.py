@@ -155,6 +155,7 @@ class RunResult:
     Attributes:
         status: ``ok`` or ``failed``.
         message: For a failed run, the sentence that names rank and cause.
+        see: Where to look for more: ``Traceback: PATH`` and its kin; empty where nothing is to be found.
         failed_rank: The rank that fell first; None where none can be named.
         consequences: Ranks whose errors followed from it.
         exit_code: Of the failed rank; None where a signal ended it.
@@ -170,6 +171,12 @@ class RunResult:
     exit_code: int | None = None
     signal: int | None = None
     marks: Mapping[str, float] = field(default_factory=dict)
+    see: str = ""
+
+    @property
+    def account(self) -> str:
+        """The message, and where to look for more."""
+        return f"{self.message} {self.see}".strip()
 
     def losses(self) -> list[float]:
         """Return the loss of each step over all ranks: the sum of the sums by the sum of the counts."""

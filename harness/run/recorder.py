@@ -22,7 +22,7 @@ from harness.run.record import FORMAT, Evaluation, Failure, Step
 
 _COLLECTIVE = re.compile(r"Connection (closed|reset) by peer|gloo|NCCL|Timed out waiting|Socket Timeout|store", re.IGNORECASE)
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-_NOT_USERS = tuple(os.path.realpath(path) + os.sep for path in [*_LIBRARIES, os.path.dirname(__file__)])
+_NOT_USERS = tuple(os.path.realpath(path) + os.sep for path in [*_LIBRARIES, os.path.dirname(os.path.dirname(__file__))])
 
 
 MESSAGE_LENGTH = 4_000

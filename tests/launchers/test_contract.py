@@ -53,7 +53,7 @@ def test_exception_names_rank_type_message_and_users_line(how: str, echo: Echo) 
     line = line_of('raise ValueError("bad batch")')
     ranks = 1 if how == "inline" else 2
     assert re.search(rf"^rank {last} of {ranks} failed: ValueError: bad batch \(.*echo\.py:{line}\)\.", result.message)
-    assert result.message.endswith(f"rank-{last}.log")
+    assert result.account.endswith(f"rank-{last}.log")
     if how != "inline":
         assert "Rank 0 was stopped." in result.message
         assert result.ranks[0].status == "unfinished"
@@ -129,13 +129,13 @@ def test_hang_is_found_with_stacks_of_all(how: str, echo: Echo) -> None:
     echoed = echo(how, {"0": "for ever"}, timeout_s=timeout_s)
     assert echoed.result.failed_rank == 0
     assert f"rank 0 of 2 was silent for {timeout_s:g} s (launcher.timeout_s); all ranks were stopped." in echoed.result.message
-    assert str(echoed.run.stacks) in echoed.result.message
+    assert str(echoed.run.stacks) in echoed.result.account
     assert "in for_ever" in echoed.run.stacks.read_text()
 
 
 def test_rank_that_does_not_start_in_time_is_named(echo: Echo) -> None:
     result = echo("torchrun", {"*": "nothing"}, timeout_s=0.1).result
-    assert result.message.startswith("rank 0 of 2 did not start within 0.1 s (launcher.timeout_s). Log: ")
+    assert result.account.startswith("rank 0 of 2 did not start within 0.1 s (launcher.timeout_s). Log: ")
 
 
 def test_rank_that_a_collective_waits_for_in_vain_is_named(echo: Echo) -> None:

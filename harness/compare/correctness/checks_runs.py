@@ -209,7 +209,7 @@ def judge_resumed(
         if short is None:
             return not_checked("R12", f"{name} was not started, or was ended from outside")
         if short.status != "ok":
-            return failed("R12", Mismatch(f"{name} failed: {short.message.rstrip('.')}", "resuming"))
+            return failed("R12", Mismatch(f"{name} failed: {short.account.rstrip('.')}", "resuming"))
     assert resumed is not None
     return compare_resumed(chains_of(result), chains_of(resumed), plan.train is None or plan.train.deterministic)
 

@@ -194,7 +194,7 @@ def failed_launches(job: JobReport) -> str:
         return ""
     plan, result = failed[0]
     order = plan.trial.order if plan.trial else 0
-    why = result.message.partition("\n")[0].rstrip(".")
+    why = result.account.partition("\n")[0].rstrip(".")
     count = f"{len(failed)} of its {len(job.trials)} launches for the comparison failed"
     return f"{count} (launch {order}: {why}): {'its pair is' if len(failed) == 1 else 'their pairs are'} left out."
 
@@ -261,4 +261,4 @@ def explained(check: Check) -> str:
 def failures(sweep: SweepReport) -> list[str]:
     """Return a line for each job that failed, or was ended."""
     fallen = [job for job in sweep.jobs if job.result.status != "ok"]
-    return [f"job {job.plan.job} {'ended' if job.ended else 'failed'}: {job.result.message}" for job in fallen]
+    return [f"job {job.plan.job} {'ended' if job.ended else 'failed'}: {job.result.account}" for job in fallen]
