@@ -27,7 +27,8 @@ from harness.training.seeds import derive, seed_everything
 from harness.training.trainer import Seat, StepResult, Trainer
 from harness.verify.audit import Trials, audit
 from harness.verify.faults.inject import seated, trainers
-from harness.verify.verification import MakeTrainer, verify
+from harness.verify.subject import MakeTrainer
+from harness.verify.verification import verify
 
 if TYPE_CHECKING:
     from harness.training.profiling import StepProfile

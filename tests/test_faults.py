@@ -38,7 +38,8 @@ from harness.verify import audit as audits
 from harness.verify.audit import Trials
 from harness.verify.faults.inject import inject
 from harness.verify.faults.seams import INJECTIONS, DoesNotApply
-from harness.verify.reference import NEEDS_PEERS, Reference
+from harness.verify.reference.batchnorm import NEEDS_PEERS
+from harness.verify.reference.reference import Reference
 from tests import toys
 from tests.ranks import Outcomes, groups_of
 
@@ -1161,7 +1162,7 @@ class PeersAsked(toys.Points):
 
 def test_one_rank_asks_nobody():
     plan, cpu = plan_of(recipe=mine("PeersAsked")), torch.device("cpu")
-    reasons = [Reference(plan, n, cpu, 8, PeersAsked().model()).why_not_alone for n in (1, 2)]
+    reasons = [Reference(plan, n, cpu, 8, PeersAsked().model()).batch_norms.why_not_alone for n in (1, 2)]
     assert reasons == ["", NEEDS_PEERS]
 
 

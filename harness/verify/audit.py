@@ -37,7 +37,8 @@ from harness.training.trainer import DTYPES, Seat, Trainer
 from harness.verify.faults.inject import seated, trainers
 from harness.verify.faults.seams import DoesNotApply
 from harness.verify.one_process import WorldOfOne
-from harness.verify.verification import Verification
+from harness.verify.subject import Subject
+from harness.verify.verification import evidence_of
 
 CORRECT_RUNS = 20
 """Seeds whose correct runs an audit verifies."""
@@ -100,7 +101,7 @@ class Trials:
                 made.append(make(plan))
                 return made[-1]
 
-            evidence = Verification(self._rank, plan, kept, seat).run()
+            evidence = evidence_of(Subject(plan, kept, seat, self._rank.run), self._rank.plan.nprocs)
         trial = self._trial(plan, evidence, made[0]) if self._seat.rank == 0 else None
         return trial, bool(from_rank_0(trial is not None and trial.fired is not None))
 

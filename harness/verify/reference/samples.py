@@ -1,0 +1,87 @@
+"""The samples of one process, and whether reading them again comes to the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from harness.training.digest import value_digest
+from harness.training.loader import holding
+from harness.training.recipe import Recipe
+from harness.training.state import copied, random_states, set_random_states
+from harness.verify.reference.data import Shard
+
+
+class Samples:
+    """Loads batches from a data set of one process.
+
+    Args:
+        recipe: It may join samples in a way of its own.
+        dataset: Of one process.
+        world_size: Ranks, a first shard of each of which is loaded twice.
+        num_workers: Of the run's loader.
+    """
+
+    def __init__(self, recipe: Recipe, dataset: Any, world_size: int, num_workers: int) -> None:
+        self._recipe = recipe
+        self._dataset = dataset
+        self._num_workers = num_workers
+        self._untried = world_size
+        self._repeats: bool | None = None
+        self._draws = False
+
+    def load(self, ids: Sequence[int], given: Mapping[int, Any] | None = None) -> Any:
+        """Return the batch of these samples, which are taken from ``given`` where there is one."""
+        collate = getattr(self._recipe, "collate", None) or default_collate
+        if given is not None:
+            return collate(copied([given[number] for number in ids]))
+        return collate(samples_of(self._dataset, ids))
+
+    def joins_alike(self, ids: Sequence[int], given: Mapping[int, Any]) -> bool:
+        """Return True where the same samples are joined to the same batch again."""
+        return value_digest(self.load(ids, given)) == value_digest(self.load(ids, given))
+
+    @property
+    def are_drawn(self) -> bool:
+        """Whether the data set draws random numbers, so that another reading comes to other samples."""
+        return self._draws or self._repeats is False
+
+    def can_load(self, part: Shard) -> bool:
+        """Return True where the samples of a shard can be loaded again: by the same generators they are the same bits.
+
+        Found out by loading a first shard of each rank twice. Where it draws random numbers, workers have generators of their
+        own.
+        """
+        if self._repeats is not False and self._untried:
+            self._untried -= 1
+            read = []
+            for _ in range(2):
+                set_random_states(part.random)
+                read.append(value_digest([self.load(piece) for piece in part.pieces]))
+            self._draws |= value_digest(random_states()) != value_digest(dict(part.random))
+            self._repeats = read[0] == read[1]
+        return self._repeats is True and not (self._draws and self._num_workers)
+
+
+def samples_of(dataset: Any, ids: Sequence[int]) -> list[Any]:
+    """Return the samples of these numbers, as torch's loader fetches them."""
+    fetch = getattr(dataset, "__getitems__", None)
+    return list(fetch(list(ids))) if fetch is not None else [dataset[number] for number in ids]
+
+
+def moved(batch: Any, device: torch.device, wide: bool) -> Any:
+    """Return a batch on the device, in float64 where it is to be wide."""
+    if isinstance(batch, Tensor):
+        is_narrow = batch.is_floating_point() or batch.is_complex()
+        to = torch.complex128 if batch.is_complex() else torch.float64
+        return batch.to(device, to if wide and is_narrow else batch.dtype)
+    if isinstance(batch, Mapping):
+        return holding(batch, {key: moved(value, device, wide) for key, value in batch.items()})
+    if isinstance(batch, list | tuple):
+        parts = [moved(value, device, wide) for value in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
