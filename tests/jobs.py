@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
-TOYS = ("Points", "Scheduled", "Forgetful", "Drifting")
+TOYS = ("Boxed", "Points", "Scheduled", "Forgetful", "Drifting")
 
 
 def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -50,6 +50,12 @@ def test_ranks_that_drift_after_the_verified_steps_fail_the_job(tmp_path):
     assert num_trained(RunDir(tmp_path / "0")) == 9
 
 
+def test_a_batch_of_nested_dataclasses_is_proven(tmp_path):
+    done = run(tmp_path, *SETTINGS, "nprocs=2", "recipe=boxed")
+    assert done.returncode == 0, said(done)
+    assert read_sweep(tmp_path).jobs[0].correctness.is_proof
+
+
 def test_launchers_share_a_reference_and_agree_in_bits(tmp_path):
     done = run(tmp_path, *SETTINGS, "nprocs=2", "launcher=spawn,launch,torchrun")
     assert done.returncode == 0, said(done)

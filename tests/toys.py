@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, StepLR
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -100,6 +102,44 @@ class Sorted(Points):
 
     def batches(self, order: Sequence[int], batch_size: int) -> list[list[int]]:
         return [sorted(order)]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A batch that nobody may change."""
+
+    inner: list[Labelled]
+
+
+@dataclass
+class Labelled:
+    """What is in a box, in single precision; ``__init__`` does not take all of it."""
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weights = torch.ones(len(self.y))
+
+    @cached_property
+    def targets(self) -> Tensor:
+        return self.y * self.weights
+
+
+class Boxed(Points):
+    """Points whose batches are dataclasses in a list in a frozen dataclass."""
+
+    def collate(self, samples: list[Any]) -> Box:
+        _, x, y = default_collate(samples)
+        return Box([Labelled(x.float(), y.float())])
+
+    def loss(self, model: nn.Module, batch: Box) -> Tensor:
+        (content,) = batch.inner
+        return F.mse_loss(model(content.x).squeeze(1), content.targets)
+
+    def evaluate(self, model: nn.Module, batch: Box) -> dict[str, Any]:
+        return {"loss": (self.loss(model, batch) * len(batch.inner[0].y), len(batch.inner[0].y))}
 
 
 class Tokens:

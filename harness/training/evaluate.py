@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from harness.errors import ConfigError
-from harness.training.loader import load, to_device
+from harness.training.batch import moved
+from harness.training.loader import load
 from harness.training.recipe import Recipe
 from harness.training.seeds import EVALUATION_SEED, derive, seed_everything
 from harness.training.shard import global_batches, shard
@@ -50,7 +51,7 @@ def evaluate(trainer: Trainer, dataset: Any) -> dict[str, tuple[float, float]]:
     with _evaluating(trainer):
         seed = derive(trainer.plan.seed, "evaluation", seat.rank)
         for batch in load(dataset, batches, trainer.recipe, trainer.plan.num_workers, seed):
-            metrics = trainer.recipe.evaluate(trainer.model, to_device(batch, seat.device, trainer.dtype))  # type: ignore[attr-defined]
+            metrics = trainer.recipe.evaluate(trainer.model, moved(batch, seat.device, trainer.dtype))  # type: ignore[attr-defined]
             for name, (total, count) in _pairs(metrics, trainer.recipe):
                 before = totals.get(name, (0.0, 0.0))
                 totals[name] = (before[0] + total, before[1] + count)

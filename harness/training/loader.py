@@ -1,9 +1,8 @@
-"""From sample numbers to batches on this rank's device."""
+"""From sample numbers to batches, on the CPU."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -90,39 +89,3 @@ def epoch_batches(recipe: Recipe, num_samples: int, size: int, seed: int, epoch:
     if sorted(number for batch in batches for number in batch) != list(range(num_samples)):
         raise ConfigError(f"{type(recipe).__name__}.batches() must return each of the {num_samples} samples exactly once.")
     return [batch for batch in batches if batch]
-
-
-def to_device(batch: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a batch on the device, in the same nesting; where ``dtype`` is float64, floating-point tensors take it,
-    and complex ones its two parts.
-
-    Mappings keep their type where it can be copied and changed; the others become plain dictionaries.
-    """
-    if isinstance(batch, Tensor):
-        wide = torch.complex128 if batch.is_complex() else dtype
-        is_narrow = batch.is_floating_point() or batch.is_complex()
-        return batch.to(device, wide if dtype == torch.float64 and is_narrow else batch.dtype, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return holding(batch, {key: to_device(value, device, dtype) for key, value in batch.items()})
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device, dtype) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device, dtype) for value in batch)
-    return batch
-
-
-def holding(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
-    """Return a copy of ``batch`` that holds these items, or the items alone if it is a plain dictionary or cannot do so."""
-    if type(batch) is dict or not isinstance(batch, MutableMapping):
-        return items
-    try:
-        held = copy.copy(batch)
-        # The dictionary that a mapping keeps its items in would else be one for both, and items kept as attributes too the old.
-        own = getattr(held, "__dict__", {})
-        own.update({name: copy.copy(value) for name, value in own.items() if isinstance(value, dict)})
-        own.update({key: value for key, value in items.items() if own.get(key, held) is batch[key]})
-        for key, value in items.items():
-            held[key] = value
-        return held if all(held[key] is value for key, value in items.items()) else items
-    except Exception:
-        return items

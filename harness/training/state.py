@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
+"""Of parameters; ``bfloat16`` keeps them in float32 and computes under autocast."""
+
 
 @dataclass(frozen=True)
 class TrainingState:
@@ -79,17 +82,6 @@ def in_precision(model: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     for module, key, buffer in pairs:
         module._buffers[key] = buffer.to(device, dtype.to_complex())
     return model
-
-
-def copied(batch: Any) -> Any:
-    """Return a copy of a batch: not every layout of a tensor can be copied with what holds it."""
-    if isinstance(batch, Tensor):
-        return batch.detach().clone()
-    if type(batch) in (list, tuple):
-        return type(batch)(map(copied, batch))
-    if type(batch) is dict:
-        return {key: copied(value) for key, value in batch.items()}
-    return copy.deepcopy(batch)
 
 
 def widened(recipe: Any) -> Any:

@@ -22,9 +22,10 @@ from torch.utils.data import IterableDataset
 from harness.errors import ConfigError, HarnessError
 from harness.run.plan import TrainPlan
 from harness.run.record import joined
+from harness.training.batch import moved
 from harness.training.compiling import compiled
 from harness.training.digest import kind_digests
-from harness.training.loader import epoch_batches, load, to_device
+from harness.training.loader import epoch_batches, load
 from harness.training.parallel.batchnorm import SyncBatchNorm, convert_sync_batchnorm
 from harness.training.parallel.collectives import require_one_model
 from harness.training.parallel.comm_hooks import comm_hook
@@ -34,10 +35,7 @@ from harness.training.parallel.sparse import sparse_tables
 from harness.training.recipe import Recipe, make_scheduler
 from harness.training.seeds import derive, seed_everything, seed_rank
 from harness.training.shard import pieces, shard
-from harness.training.state import in_precision
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.float32}
-"""Of parameters; ``bfloat16`` keeps them in float32 and computes under autocast."""
+from harness.training.state import DTYPES, in_precision
 
 
 class NonFinite(HarnessError):
@@ -325,7 +323,7 @@ class Trainer:
         for number, (size, piece) in enumerate(parts):
             last = number == len(parts) - 1
             with nullcontext() if last else self.wrapped.no_sync():
-                on_device = to_device(piece, self.seat.device, self.dtype)
+                on_device = moved(piece, self.seat.device, self.dtype)
                 loss, items = self._forward(on_device)
                 self._agree_on_kind(items is not None, has_samples=size > 0)
                 self.backward(loss, items, size, len(batch))

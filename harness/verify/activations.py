@@ -13,8 +13,8 @@ from torch import nn
 
 from harness.run.plan import TrainPlan
 from harness.run.record import joined
+from harness.training.batch import tensors_in
 from harness.training.digest import Digests, tensor_digest
-from harness.training.parallel.sparse import tensors_in
 
 
 @contextmanager

@@ -26,14 +26,15 @@ from harness.run.faults import FAULTS
 from harness.run.folder import write_json
 from harness.run.plan import TrainPlan
 from harness.run.record import FORMAT
-from harness.training.loader import collate_of, epoch_batches, fetch, to_device
+from harness.training.batch import moved
+from harness.training.loader import collate_of, epoch_batches, fetch
 from harness.training.parallel.batchnorm_messages import OneProcess, exchanging
 from harness.training.parallel.collectives import from_rank_0
 from harness.training.parallel.gradients import clip_, gradient_values
 from harness.training.recipe import Recipe, make_recipe, make_scheduler
 from harness.training.seeds import derive, seed_everything, seed_rank
-from harness.training.state import in_precision, undisturbed_random
-from harness.training.trainer import DTYPES, Seat, Trainer
+from harness.training.state import DTYPES, in_precision, undisturbed_random
+from harness.training.trainer import Seat, Trainer
 from harness.verify.faults.inject import seated, trainers
 from harness.verify.faults.seams import DoesNotApply
 from harness.verify.one_process import WorldOfOne
@@ -192,7 +193,7 @@ def _train_alone(plan: TrainPlan, dataset: Any, device: torch.device, steps: int
     scheduler = make_scheduler(recipe, optimizer, plan.steps or _num_steps(recipe, plan, len(dataset)))
     for batch in batches:
         optimizer.zero_grad()
-        samples = to_device(collate_of(recipe)(fetch(dataset, batch)), device, DTYPES[plan.precision])
+        samples = moved(collate_of(recipe)(fetch(dataset, batch)), device, DTYPES[plan.precision])
         narrow = plan.precision == "bfloat16"
         with torch.autocast(device.type, torch.bfloat16) if narrow else nullcontext():
             loss = recipe.loss(model, samples)

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from harness.training.batch import copied
 from harness.training.digest import Digests, digests, gradient_digest, optimizer_digests, state_digests, value_digest
 from harness.training.parallel.batchnorm_messages import Exchanged, Recording, exchanging
-from harness.training.state import TrainingState, copied, random_states
+from harness.training.state import TrainingState, random_states
 from harness.training.trainer import Trainer
 from harness.verify.activations import activations
 from harness.verify.rounding import Gradients

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.training.parallel.sparse import tensors_in
+from harness.training.batch import tensors_in
 
 _READS = {"tolist", "numpy", "__array__", "__dlpack__", "data_ptr"}
 """Methods by which numbers leave torch unseen: to Python, to numpy, to kernels that others launch."""

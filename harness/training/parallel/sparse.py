@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch.autograd.variable import Variable
 from torch.distributed import ProcessGroup
 
 from harness.errors import HarnessError
+from harness.training.batch import tensors_in
 from harness.training.parallel.collectives import all_gather, world_size
 
 
@@ -131,19 +131,6 @@ class _Anchored(Function):
 
 
 _tie: Any = _Anchored.apply
-
-
-def tensors_in(output: Any) -> Iterator[Any]:
-    """Yield the tensors in nested lists, tuples, mappings and dataclasses."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        yield from tensors_in(list(output.values()))
-    elif isinstance(output, list | tuple):
-        for item in output:
-            yield from tensors_in(item)
-    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        yield from tensors_in([getattr(output, field.name) for field in dataclasses.fields(output)])
 
 
 def _dense_mean(table: nn.Parameter, group: ProcessGroup | None) -> Tensor:

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from harness.errors import ConfigError
 from harness.run.faults import FAULTS
+from harness.training.batch import moved
 from harness.training.digest import value_digest
-from harness.training.loader import collate_of, fetch, to_device
+from harness.training.loader import collate_of, fetch
 from harness.training.parallel.sparse import sparse_tables
 from harness.training.state import random_states, undisturbed_random
 from harness.training.trainer import Trainer
@@ -162,6 +163,6 @@ def tried(trainer: Trainer) -> Tried:
 def _try(trainer: Trainer, mine: Sequence[int]) -> tuple[float, bool]:
     samples = collate_of(trainer.recipe)(fetch(trainer.dataset, mine))
     before = value_digest(random_states())
-    loss = trainer.recipe.loss(copy.deepcopy(trainer.model).train(), to_device(samples, trainer.seat.device, trainer.dtype))
+    loss = trainer.recipe.loss(copy.deepcopy(trainer.model).train(), moved(samples, trainer.seat.device, trainer.dtype))
     share = float(loss[1]) if isinstance(loss, tuple) else float(len(mine))
     return share, before != value_digest(random_states())

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch.utils.data import default_collate
 
+from harness.training.batch import moved
 from harness.training.digest import value_digest
+from harness.training.loader import fetch
 from harness.training.seeds import EVALUATION_SEED, derive, seed_everything
-from harness.training.state import TrainingState, random_states
+from harness.training.state import DTYPES, TrainingState, random_states
 from harness.verify.reference.process import SingleProcess
-from harness.verify.reference.samples import moved, samples_of
 
 Metrics = dict[str, list[float]]
 """Name -> [sum, count]."""
@@ -50,8 +51,8 @@ class ReferenceEvaluation:
         with torch.no_grad():
             for part in parts:
                 for start in range(0, len(part), size):
-                    samples = collate(samples_of(dataset, part[start : start + size]))
-                    batch = moved(samples, process.device, process.plan.precision == "float64")
+                    samples = collate(fetch(dataset, part[start : start + size]))
+                    batch = moved(samples, process.device, DTYPES[process.plan.precision])
                     for name, (value, count) in recipe.evaluate(process.model, batch).items():  # type: ignore[attr-defined]
                         pair = totals.setdefault(name, [0.0, 0.0])
                         pair[0] += float(value)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from harness.errors import ConfigError
 from harness.run.plan import TrainPlan
+from harness.training.batch import moved
 from harness.training.digest import Digests, digests, state_digests
 from harness.training.loader import epoch_batches
 from harness.training.recipe import Recipe, learning_rates, make_recipe, make_scheduler
 from harness.training.seeds import derive, seed_everything
 from harness.training.state import in_precision, widened
 from harness.verify.one_process import WorldOfOne
-from harness.verify.reference.samples import moved
 
 
 class SingleProcess:
@@ -96,7 +96,7 @@ class SingleProcess:
         """Return (mean, None) or (sum, number of items), as ``recipe`` does, in ``dtype``, or for None in the run's."""
         wide = dtype == torch.float64 or (dtype is None and self.plan.precision == "float64")
         narrow = self.plan.precision == "bfloat16" and dtype is None
-        batch = moved(batch, self.device, wide)
+        batch = moved(batch, self.device, torch.float64 if wide else torch.float32)
         with torch.autocast(self.device.type, torch.bfloat16) if narrow else nullcontext():
             loss = recipe.loss(model, batch)
         return loss if isinstance(loss, tuple) else (loss, None)

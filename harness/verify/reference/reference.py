@@ -5,10 +5,11 @@ float64, from what the ranks themselves captured), clipping (torch's own), the d
 the optimizer's step (a new optimizer with the recipe's own settings), evaluation, and the samples of a batch, loaded again from
 a data set of its own. It shares with the run: the recipe, and how it and its scheduler are made (``training.recipe``); torch's
 kernels, thread count and determinism flags; the seed's derivation; ``training.digest``; copies of state (``training.state``);
-synchronised layers and what they exchange (``training.parallel.batchnorm``), which R7 holds against plain BatchNorm over the
-whole batch; how a recipe groups samples into batches (``training.loader``, where R1 counts the samples); and, where BatchNorm
-takes its statistics over shards, which samples these are (``training.shard``, whose parts R1 checks). Where the whole batch is
-compared, both sides hold constant what is drawn (``verify.constant_draws``), and a data set that draws is read once, by rank 0.
+the mover of batches (``training.batch``); synchronised layers and what they exchange (``training.parallel.batchnorm``), which
+R7 holds against plain BatchNorm over the whole batch; how a recipe groups samples into batches (``training.loader``, where R1
+counts the samples) and how samples are fetched by their numbers; and, where BatchNorm takes its statistics over shards, which
+samples these are (``training.shard``, whose parts R1 checks). Where the whole batch is compared, both sides hold constant what
+is drawn (``verify.constant_draws``), and a data set that draws is read once, by rank 0.
 """
 
 from __future__ import annotations

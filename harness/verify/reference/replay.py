@@ -12,11 +12,12 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from harness.training.batch import copied
 from harness.training.digest import digests, value_digest
 from harness.training.parallel.batchnorm import synchronised
 from harness.training.parallel.batchnorm_messages import Replaying, exchanging
 from harness.training.recipe import make_recipe
-from harness.training.state import TrainingState, copied, random_states, set_random_states
+from harness.training.state import TrainingState, random_states, set_random_states
 from harness.verify.activations import activations
 from harness.verify.one_process import unanswered
 from harness.verify.reference.batchnorm import BatchNorms

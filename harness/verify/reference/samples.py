@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.utils.data import default_collate
 
+from harness.training.batch import copied
 from harness.training.digest import value_digest
-from harness.training.loader import holding
+from harness.training.loader import fetch
 from harness.training.recipe import Recipe
-from harness.training.state import copied, random_states, set_random_states
+from harness.training.state import random_states, set_random_states
 from harness.verify.reference.data import Shard
 
 
@@ -39,7 +38,7 @@ class Samples:
         collate = getattr(self._recipe, "collate", None) or default_collate
         if given is not None:
             return collate(copied([given[number] for number in ids]))
-        return collate(samples_of(self._dataset, ids))
+        return collate(fetch(self._dataset, ids))
 
     def joins_alike(self, ids: Sequence[int], given: Mapping[int, Any]) -> bool:
         """Return True where the same samples are joined to the same batch again."""
@@ -65,23 +64,3 @@ class Samples:
             self._draws |= value_digest(random_states()) != value_digest(dict(part.random))
             self._repeats = read[0] == read[1]
         return self._repeats is True and not (self._draws and self._num_workers)
-
-
-def samples_of(dataset: Any, ids: Sequence[int]) -> list[Any]:
-    """Return the samples of these numbers, as torch's loader fetches them."""
-    fetch = getattr(dataset, "__getitems__", None)
-    return list(fetch(list(ids))) if fetch is not None else [dataset[number] for number in ids]
-
-
-def moved(batch: Any, device: torch.device, wide: bool) -> Any:
-    """Return a batch on the device, in float64 where it is to be wide."""
-    if isinstance(batch, Tensor):
-        is_narrow = batch.is_floating_point() or batch.is_complex()
-        to = torch.complex128 if batch.is_complex() else torch.float64
-        return batch.to(device, to if wide and is_narrow else batch.dtype)
-    if isinstance(batch, Mapping):
-        return holding(batch, {key: moved(value, device, wide) for key, value in batch.items()})
-    if isinstance(batch, list | tuple):
-        parts = [moved(value, device, wide) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch
