@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from harness.entrypoints.spawn import spawn
     from harness.errors import BackendUnavailable, ConfigError, HarnessError, NotComparable, RankFailed, RunTimeout
     from harness.rank.group import ParallelEnv, get_rank, get_world_size, init_parallel_env, prepare_context
+    from harness.rank.scalars import log
     from harness.training.parallel.batchnorm import SyncBatchNorm
     from harness.training.parallel.ddp import DataParallel
 
@@ -30,12 +31,14 @@ __all__ = [
     "get_rank",
     "get_world_size",
     "init_parallel_env",
+    "log",
     "prepare_context",
     "spawn",
 ]
 
 _HOMES = {
     "harness.rank.group": ("ParallelEnv", "get_rank", "get_world_size", "init_parallel_env", "prepare_context"),
+    "harness.rank.scalars": ("log",),
     "harness.errors": ("BackendUnavailable", "ConfigError", "HarnessError", "NotComparable", "RankFailed", "RunTimeout"),
     "harness.training.parallel.batchnorm": ("SyncBatchNorm",),
     "harness.training.parallel.ddp": ("DataParallel",),

@@ -167,6 +167,7 @@ class Loop:
         steps = self._trainer.steps(done)
         end = min(self._plan.stop_after or self._trainer.num_steps, self._trainer.num_steps)
         for number in range(done, end):
+            self._rank.record.step_now = number
             self._step(number, steps)
             after = number + 1
             last = after == end
@@ -179,6 +180,7 @@ class Loop:
                 self._evaluate(number)
             if self._plan.checkpoint_every and (last or after % self._plan.checkpoint_every == 0):
                 checkpoint.save(self._trainer, self._rank.run.checkpoint, after)
+        self._rank.record.step_now = None
         self._rank.record.facts(reduction=reduction(self._trainer.wrapped._ddp))
 
     def value(self) -> float:

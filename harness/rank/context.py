@@ -35,6 +35,11 @@ def inhabited(rank: Rank) -> Iterator[None]:
         _current.clear()
 
 
+def current_or_none() -> Rank | None:
+    """Return the rank that this process is; None where it was not started as one."""
+    return _current[0] if _current else None
+
+
 def recorder() -> Recorder | None:
     """Return what this rank records by; None in a process that was not started as a rank."""
     return _current[0].record if _current else None

@@ -21,6 +21,7 @@ from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 
 from harness.report.event_file import EventFile, clear
+from harness.report.logged import Logged
 from harness.report.markdown import failed_checks, table_markdown
 from harness.report.pictures import read_pictures
 from harness.report.sweep import table as tables
@@ -100,6 +101,7 @@ class _JobEvents:
         self._offset = offset
         self._overlay = overlay_name(job)
         self._parts: dict[int, list[Mapping[str, Any]]] = {}
+        self._logged = Logged()
         self._last = began
         self._step = 0
         self._hparams("session_start_info", SessionStartInfo(hparams=hparams(job), start_time_secs=began), began)
@@ -111,6 +113,8 @@ class _JobEvents:
             parts.append(event)
             if len(parts) == self._nprocs:
                 self.step(self._parts.pop(event["step"]))
+        elif event["event"] == "scalar":
+            self._logged.take(event)
         elif event["event"] == "evaluation" and rank == 0:
             self.evaluation(event["step"], event["metrics"])
 
@@ -127,8 +131,15 @@ class _JobEvents:
             recorded = [part[name] for part in parts if part.get(name) is not None]
             values |= {tag: max(recorded) * 1e3} if recorded else {}
         values |= {overlay_tag(self._overlay, tag): values[tag] for tag in OVERLAID}
+        # What is logged in an evaluation comes after its step.
+        self.logged(before=parts[0]["step"])
         self._last, self._step = max(part["t"] for part in parts) + self._offset, parts[0]["step"]
         self._file.scalars(values, self._step, self._last)
+
+    def logged(self, before: float = math.inf) -> None:
+        """Write what the user's code has logged at steps that all ranks have behind them."""
+        for step, values in self._logged.before(before):
+            self._file.scalars(values, step, self._last)
 
     def evaluation(self, step: int, metrics: Mapping[str, Sequence[float]]) -> None:
         """Write one evaluation, which follows its step."""
@@ -136,6 +147,7 @@ class _JobEvents:
 
     def end(self, job: JobReport) -> None:
         """Write the job's last numbers and how it ended."""
+        self.logged()
         self._file.scalars(final_metrics(job), self._step, self._last)
         status = STATUS_SUCCESS if job.result.status == "ok" else STATUS_FAILURE
         self._hparams("session_end_info", SessionEndInfo(status=status, end_time_secs=self._last), self._last)
@@ -156,6 +168,8 @@ def _replayed(job: JobReport, sweep: SweepReport) -> _JobEvents:
     offset = sweep.clock_offset_s or 0.0
     began = offset + job.result.marks.get("called", _first_time(job.result))
     events = _JobEvents(Path(job.folder), job, sweep.jobs, offset, began)
+    for scalar in (scalar for rank in job.result.ranks for scalar in rank.scalars):
+        events.take(0, {"event": "scalar", **vars(scalar)})
     evaluations = {one.step: one for one in (job.result.ranks[0].evaluations if job.result.ranks else ())}
     for parts in zip(*(rank.steps for rank in job.result.ranks), strict=False):
         events.step([_as_event(step) for step in parts])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from harness.report.logged import Logged
 from harness.report.sweep import table as tables
 from harness.report.sweep.bandwidth_table import RECIPE, bandwidth_table
 from harness.report.sweep.notes import failures, notes
@@ -205,6 +206,7 @@ class _Progress:
         self._parts: dict[int, list[Mapping[str, Any]]] = {}
         self._last = -1
         self._held: list[Mapping[str, Any]] = []
+        self._logged = Logged()
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         # An inline rank shares this terminal, perhaps with a debugger in it.
         self._bar = _Bar(console, self._total) if console.is_terminal and job.plan.method != "inline" else None
@@ -221,6 +223,8 @@ class _Progress:
         elif event["event"] == "trial" and rank == 0:
             said = (f"red at {event['fired']}" if event["fired"] else "green") if event["ran"] else "does not apply"
             self._say(f"audit {event['number']} of {event['total']}  {event['fault'].replace('_', ' ')}  {said}")
+        elif event["event"] == "scalar":
+            self._logged.take(event)
         elif event["event"] == "evaluation" and rank == 0:
             self._held.append(event)
             self._tell_evaluations(self._last)
@@ -244,7 +248,9 @@ class _Progress:
         elif done % self._train.log_every == 0 or done == self._total:
             of = f" of {self._total}" if self._total else ""
             place = str(done).rjust(len(str(self._total or "")))
-            self._say(f"step {place}{of}  loss {loss}  {rate} samples/s")
+            latest = {name: value for _, values in self._logged.before(done) for name, value in values.items()}
+            logged = "".join(f"  {name} {value:.4g}" for name, value in latest.items())
+            self._say(f"step {place}{of}  loss {loss}{logged}  {rate} samples/s")
         self._last = parts[0]["step"]
         self._tell_evaluations(self._last)
 

@@ -56,6 +56,15 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Scalar:
+    """A number that the user's own code has logged on one rank, at a step counted from 0."""
+
+    name: str
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
 class Failure:
     """An exception as text, so that one that cannot be pickled is reported as well.
 
@@ -96,6 +105,7 @@ class RankResult:
     facts: Mapping[str, Any] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
+    scalars: tuple[Scalar, ...] = ()
     digests: tuple[Mapping[str, Any], ...] = ()
     meters: tuple[Mapping[str, Any], ...] = ()
     status: str = "unfinished"
@@ -114,7 +124,7 @@ class RankResult:
         fields: dict[str, Any] = {"rank": rank}
         marks: dict[str, float] = {}
         facts: dict[str, Any] = {}
-        lists: dict[str, list[Any]] = {"step": [], "evaluation": [], "digest": [], "meter": []}
+        lists: dict[str, list[Any]] = {"step": [], "evaluation": [], "scalar": [], "digest": [], "meter": []}
         for event in events:
             body = {key: value for key, value in event.items() if key != "event"}
             match event["event"]:
@@ -131,6 +141,8 @@ class RankResult:
                 case "evaluation":
                     metrics = {name: (float(pair[0]), float(pair[1])) for name, pair in body["metrics"].items()}
                     lists["evaluation"].append(Evaluation(body["step"], metrics))
+                case "scalar":
+                    lists["scalar"].append(Scalar(**body))
                 case "digest" | "meter" as kind:
                     lists[kind].append(body)
                 case "end":
@@ -143,6 +155,7 @@ class RankResult:
             facts=facts,
             steps=tuple(lists["step"]),
             evaluations=tuple(lists["evaluation"]),
+            scalars=tuple(lists["scalar"]),
             digests=tuple(lists["digest"]),
             meters=tuple(lists["meter"]),
         )
@@ -182,6 +195,13 @@ class RunResult:
         """Return the loss of each step over all ranks: the sum of the sums by the sum of the counts."""
         steps = zip(*(rank.steps for rank in self.ranks), strict=False)
         return [ratio(sum(s.loss_sum for s in parts), sum(s.count for s in parts)) for parts in steps]
+
+    def scalars(self) -> dict[str, dict[int, float]]:
+        """Return name -> step -> value of what the user's code has logged: the mean of the ranks that logged it there."""
+        values: dict[str, dict[int, list[float]]] = {}
+        for scalar in (scalar for rank in self.ranks for scalar in rank.scalars):
+            values.setdefault(scalar.name, {}).setdefault(scalar.step, []).append(scalar.value)
+        return {name: {step: sum(of) / len(of) for step, of in sorted(steps.items())} for name, steps in values.items()}
 
     def step_seconds(self) -> list[float]:
         """Return the time of each step in seconds: the slowest rank's."""
@@ -237,6 +257,8 @@ def _rank_from_json(data: Mapping[str, Any]) -> RankResult:
     fields["evaluations"] = tuple(
         Evaluation(e["step"], {name: (pair[0], pair[1]) for name, pair in e["metrics"].items()}) for e in data["evaluations"]
     )
+    # Records of before there were any have none.
+    fields["scalars"] = tuple(Scalar(**scalar) for scalar in data.get("scalars", ()))
     fields["digests"] = tuple(data["digests"])
     fields["meters"] = tuple(data["meters"])
     fields["failure"] = Failure(**data["failure"]) if data["failure"] else None

@@ -37,6 +37,8 @@ class Recorder:
         # A rank that torch's engine starts again goes on in the same file: its readers keep their place.
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.owner = os.getpid()
+        self.step_now: int | None = None
+        """The step of the training that is being taken; None before and after it."""
 
     def __enter__(self) -> Recorder:
         return self
@@ -68,6 +70,10 @@ class Recorder:
     def evaluation(self, evaluation: Evaluation) -> None:
         """Record an evaluation."""
         self.event("evaluation", **dataclasses.asdict(evaluation))
+
+    def scalar(self, name: str, value: float, step: int) -> None:
+        """Record a number of the user's own."""
+        self.event("scalar", name=name, value=value, step=step)
 
     def log(self, level: str, text: str) -> None:
         """Record a log record that the parent shall show."""
