@@ -21,7 +21,7 @@ from typing import Any
 from harness.entrypoints.settings import Attempt, Request, details, machine
 from harness.errors import HarnessError
 from harness.launchers.signals import Interrupted
-from harness.launchers.temp_dir import Scratch
+from harness.launchers.temp_dir import TempDir
 from harness.run.environment import cgroup_quota, loopback_interface, usable_cores, wanted_threads
 from harness.run.folder import RunDir, write_whole
 from harness.run.placement import Machine, place
@@ -167,7 +167,7 @@ def _limit(number: int) -> str:
 
 def try_launcher(method: str) -> Finding:
     """Return what came of an all-reduce of 2 gloo ranks under a launcher."""
-    with contextlib.closing(Scratch()) as folder:
+    with contextlib.closing(TempDir()) as folder:
         run = folder.run()
         script = run.path / "all_reduce.py"
         write_whole(script, _ALL_REDUCE)

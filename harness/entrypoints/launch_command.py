@@ -19,7 +19,7 @@ from harness.errors import ConfigError, HarnessError, RankFailed
 from harness.launchers import registry
 from harness.launchers.base import Launcher
 from harness.launchers.signals import Interrupted
-from harness.launchers.temp_dir import Scratch
+from harness.launchers.temp_dir import TempDir
 from harness.launchers.torchrun import TorchrunLauncher
 from harness.run.folder import RunDir, write_json
 from harness.run.job import alone_in
@@ -200,7 +200,7 @@ def _folder(log_dir: str | None) -> Iterator[RunDir]:
             run.clear()
             yield run
         return
-    folder = Scratch()
+    folder = TempDir()
     try:
         yield folder.run()
     finally:

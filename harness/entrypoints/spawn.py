@@ -21,7 +21,7 @@ from harness.errors import ConfigError, HarnessError, RankFailed
 from harness.launchers import registry
 from harness.launchers.base import Process
 from harness.launchers.signals import Interrupted
-from harness.launchers.temp_dir import Scratch
+from harness.launchers.temp_dir import TempDir
 from harness.run.environment import RUN_DIR
 from harness.run.folder import RunDir, read_value, write_whole
 from harness.run.plan import RunPlan, Task
@@ -74,7 +74,7 @@ class SpawnContext:
 
     def __init__(self, plan: RunPlan, call: bytes) -> None:
         self._plan = plan
-        folder = Scratch()
+        folder = TempDir()
         self._run = folder.run()
         write_whole(self._run.call, call)
         self._attempt = Attempt(self._run, plan, observer=Console())
@@ -312,7 +312,7 @@ def _pass_on(interruption: Interrupted) -> NoReturn:
     raise RankFailed(f"{interruption}: all ranks were stopped.") from None
 
 
-def _clean(attempt: Attempt, folder: Scratch, owner: int) -> None:
+def _clean(attempt: Attempt, folder: TempDir, owner: int) -> None:
     """End what runs, and remove the folder; a copy of this process made by fork owns nothing of it."""
     if os.getpid() != owner:
         return

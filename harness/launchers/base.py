@@ -27,7 +27,7 @@ class Process(Protocol):
 
     Attributes:
         pid: Its id, and its group's.
-        rank: Which rank it is; None for an engine that starts the ranks itself.
+        rank: Which rank it is; None for an agent that starts the ranks itself.
         server: Exit code of the warm server whose death ended it; None where it runs, or ended otherwise.
     """
 

@@ -39,7 +39,7 @@ class InlineLauncher:
             Recorder(run.records(0)) as record,
             run.log(0).open("a") as log,
             _tee(log),
-            used_by_multiprocessing(Path(run.scratch.read_text()), outlives_it=True),
+            used_by_multiprocessing(Path(run.temp_dir.read_text()), outlives_it=True),
         ):
             record.start(os.getpid(), time.monotonic())
             code = conclude(lambda: work(run, here, who, record), run, who, record)

@@ -18,7 +18,7 @@ class LaunchLauncher:
         command = module_command("harness.rank", str(run.path))
 
         def start_rank(rank: int) -> Process:
-            return OwnProcess(command, rank_environment(environment, rank, plan.nprocs), plan.cwd, run.engine_log, rank)
+            return OwnProcess(command, rank_environment(environment, rank, plan.nprocs), plan.cwd, run.launcher_log, rank)
 
         return start_each(partial(start_rank, rank) for rank in range(plan.nprocs))
 

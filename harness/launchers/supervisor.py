@@ -21,7 +21,7 @@ from harness.launchers.base import Process, kill_group
 from harness.launchers.signals import Interrupted, SignalTrap, is_pressed
 from harness.launchers.stacks import absent_ranks
 from harness.launchers.tail import Tail
-from harness.launchers.temp_dir import Scratch
+from harness.launchers.temp_dir import TempDir
 from harness.run.folder import RunDir
 from harness.run.outcome import End, first_to_fall, judge, listed
 from harness.run.plan import RunPlan
@@ -86,7 +86,7 @@ class Supervisor:
         self._heard = [time.monotonic()] * plan.nprocs
         self._printed = [0] * plan.nprocs
         self._stopped: set[int] = set()
-        self._scratch: Scratch | None = None
+        self._temp_dir: TempDir | None = None
         self._absent: list[int] = []
         self.notes: list[str] = []
 
@@ -107,20 +107,20 @@ class Supervisor:
                 trap.raise_if_caught()
             except BaseException as error:
                 self._stop()
-                self._remove_scratch()
+                self._remove_temp_dir()
                 if isinstance(error, Interrupted):
                     console.give_up_stalled()
                 raise
         if not is_over:
             return None
-        self._remove_scratch()
+        self._remove_temp_dir()
         self._marks["returned"] = time.monotonic()
         return self._judge()
 
     def stop(self) -> None:
         """End all ranks."""
         self._stop()
-        self._remove_scratch()
+        self._remove_temp_dir()
 
     def failed(self, message: str) -> RunResult:
         """Return the result of a run whose ranks could not be started."""
@@ -128,23 +128,23 @@ class Supervisor:
 
     def _start(self, start: Callable[[], Sequence[Process]]) -> None:
         try:
-            self._make_scratch()
+            self._make_temp_dir()
             self._processes = start()
         except OSError as error:
             raise HarnessError(f"the ranks could not be started: {error}.") from error
         self._marks["started"] = time.monotonic()
 
-    def _make_scratch(self) -> None:
+    def _make_temp_dir(self) -> None:
         """Give the ranks a private folder for what a killed rank cannot remove itself, unless the run's own is one."""
-        if self._run.scratch.exists():
+        if self._run.temp_dir.exists():
             return
-        self._scratch = Scratch()
-        self._run.scratch.write_text(str(self._scratch.path))
+        self._temp_dir = TempDir()
+        self._run.temp_dir.write_text(str(self._temp_dir.path))
 
-    def _remove_scratch(self) -> None:
-        if self._scratch is not None:
-            self._run.scratch.unlink(missing_ok=True)
-            self._scratch.close()
+    def _remove_temp_dir(self) -> None:
+        if self._temp_dir is not None:
+            self._run.temp_dir.unlink(missing_ok=True)
+            self._temp_dir.close()
 
     def _until_end(self, trap: SignalTrap, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -238,11 +238,11 @@ class Supervisor:
                 self._codes[process.pid] = code
                 if process.rank is not None:
                     self._endings[process.rank] = Ending(code, time.monotonic(), process.server)
-        if self._has_engine and (self._decides or self._all_ended()):
-            self._read_witnesses()
+        if self._has_agent and (self._decides or self._all_ended()):
+            self._read_workers()
 
-    def _read_witnesses(self) -> None:
-        """Take in the ends of an engine's ranks; one whose witness is gone as well has failed."""
+    def _read_workers(self) -> None:
+        """Take in the ends of an agent's ranks; one whose worker is gone as well has failed."""
         is_over = self._all_ended()
         for rank in set(range(self._plan.nprocs)) - set(self._endings):
             path = self._run.ending(rank)
@@ -252,12 +252,12 @@ class Supervisor:
                 self._endings[rank] = Ending(1, time.monotonic())
 
     @property
-    def _has_engine(self) -> bool:
+    def _has_agent(self) -> bool:
         return any(process.rank is None for process in self._processes)
 
     @property
     def _decides(self) -> bool:
-        """True where the first failure ends the run; False where torch's engine may start the ranks again."""
+        """True where the first failure ends the run; False where torch's agent may start the ranks again."""
         return self._plan.max_restarts == 0
 
     def _take(self, rank: int, line: str) -> None:
@@ -283,12 +283,12 @@ class Supervisor:
         ending = self._endings.get(rank)
         if ending is None:
             return End(result, None, stopped=rank in self._stopped)
-        stopped = rank in self._stopped or self._was_stopped_by_engine(ending)
+        stopped = rank in self._stopped or self._was_stopped_by_agent(ending)
         return End(result, ending.code, ending.t, stopped, ending.server)
 
-    def _was_stopped_by_engine(self, ending: Ending) -> bool:
-        """Return True where the engine had a rank to stop the others for, before the supervisor had heard of it."""
-        if not self._has_engine or ending.code != -signal.SIGTERM:
+    def _was_stopped_by_agent(self, ending: Ending) -> bool:
+        """Return True where the agent had a rank to stop the others for, before the supervisor had heard of it."""
+        if not self._has_agent or ending.code != -signal.SIGTERM:
             return False
         return any(other.code != 0 and other.t < ending.t for other in self._endings.values())
 
@@ -377,7 +377,7 @@ class Supervisor:
         for process in late:
             kill_group(process.pid, signal.SIGKILL)
         self._await(5.0)
-        who = listed(ranks) if ranks else "The engine"
+        who = listed(ranks) if ranks else "The agent"
         self.notes.append(f"{who} finished and did not exit within {TEARDOWN_S:g} s: a fault of teardown, not of the run.")
 
     def _judge(self) -> RunResult:
@@ -392,7 +392,7 @@ class Supervisor:
             waited = f"{listed(self._waiting)} waited for it."
             result = _failed(result, f"{said} {waited}", self._stranding, f"Log: {self._log(self._stranding)}")
         if result.status == "ok" and any(process.rank is None and self._codes[process.pid] for process in self._processes):
-            result = _failed_engine(result, self._run)
+            result = _failed_agent(result, self._run)
         if self.notes:
             result = dataclasses.replace(result, message=" ".join([result.message, *self.notes]).strip())
         return result
@@ -400,7 +400,7 @@ class Supervisor:
     def _log(self, rank: int) -> str:
         """Return where to look for what a rank said; an interpreter that did not come up says it elsewhere."""
         own = self._run.log(rank)
-        return _shown(own if own.exists() or not self._run.engine_log.exists() else self._run.engine_log)
+        return _shown(own if own.exists() or not self._run.launcher_log.exists() else self._run.launcher_log)
 
     def _judge_absence(self, result: RunResult) -> RunResult:
         """Return ``result`` with the ranks named that did not arrive where the others waited until that failed."""
@@ -444,6 +444,6 @@ def _shown(path: Path) -> str:
         return str(path)
 
 
-def _failed_engine(result: RunResult, run: RunDir) -> RunResult:
-    message = "torch's engine failed although its ranks finished."
-    return dataclasses.replace(result, status="failed", message=message, see=f"Log: {_shown(run.engine_log)}", exit_code=1)
+def _failed_agent(result: RunResult, run: RunDir) -> RunResult:
+    message = "torch's agent failed although its ranks finished."
+    return dataclasses.replace(result, status="failed", message=message, see=f"Log: {_shown(run.launcher_log)}", exit_code=1)

@@ -26,7 +26,7 @@ rm -rf -- "$1" "/dev/shm/sem.${1##*/}-"*
 killed in between leaves it. The parent ($2) that says a line goes on, and may still use its own; its end of file is its end."""
 
 
-class Scratch:
+class TempDir:
     """A private folder, removed when it is closed; if this program is killed, by the shell that waits beside it.
 
     Attributes:
@@ -56,7 +56,7 @@ class Scratch:
     def run(self) -> RunDir:
         """Return the folder as that of a run."""
         run = RunDir(self.path)
-        run.scratch.write_text(str(self.path))
+        run.temp_dir.write_text(str(self.path))
         return run
 
     def close(self) -> None:
@@ -70,12 +70,12 @@ class Scratch:
         self._pipe.close()
 
 
-_living: weakref.WeakSet[Scratch] = weakref.WeakSet()
+_living: weakref.WeakSet[TempDir] = weakref.WeakSet()
 
 
 def _part_from_all() -> None:
-    for scratch in _living:
-        scratch.part()
+    for temp_dir in _living:
+        temp_dir.part()
     _living.clear()
 
 

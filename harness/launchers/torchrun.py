@@ -1,4 +1,4 @@
-"""``torchrun``: the same ranks under torch's own elastic engine."""
+"""``torchrun``: the same ranks under torch's own elastic agent."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from harness.run.plan import RunPlan
 
 
 class TorchrunLauncher:
-    """Starts one engine, which starts the ranks; it finds its peers through a file, so that nothing listens."""
+    """Starts one agent, which starts the ranks; it finds its peers through a file, so that nothing listens."""
 
     def __init__(self, rendezvous: Sequence[str] = ()) -> None:
         self.rendezvous = list(rendezvous)
 
     def start(self, run: RunDir, plan: RunPlan, environment: Mapping[str, str]) -> Sequence[Process]:
-        """Start the engine; its files lie in the run's scratch folder."""
-        folder = run.scratch.read_text()
+        """Start the agent; its files lie in the run's temporary folder."""
+        folder = run.temp_dir.read_text()
         options = [f"--nproc-per-node={plan.nprocs}", f"--max-restarts={plan.max_restarts}", f"--log-dir={folder}"]
         options += self.rendezvous or _file_rendezvous(folder)
         rank = module_command("harness.launchers.torchrun_worker", str(run.path))
@@ -26,10 +26,10 @@ class TorchrunLauncher:
         if not self.rendezvous:
             # Its ranks have our store; one of its own would listen on every interface.
             environment = {**environment, UNSHARED: "1"}
-        return [OwnProcess(command, environment, plan.cwd, run.engine_log)]
+        return [OwnProcess(command, environment, plan.cwd, run.launcher_log)]
 
     def close(self) -> None:
-        """Do nothing: the engine ends with its run."""
+        """Do nothing: the agent ends with its run."""
 
 
 def _file_rendezvous(folder: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Torch's elastic engine as a program that dies with its parent.
+"""Torch's elastic agent as a program that dies with its parent.
 
 ``python -m harness.launchers.torchrun_agent [torchrun's own arguments]``
 """
@@ -13,7 +13,7 @@ from harness.run.environment import PARENT
 
 
 def main(arguments: list[str]) -> int:
-    """Run the engine and return torchrun's exit status, which is 1 whatever its ranks' were: their witnesses tell."""
+    """Run the agent and return torchrun's exit status, which is 1 whatever its ranks' were: their workers tell."""
     die_with_parent(int(os.environ[PARENT]))
     os.environ[PARENT] = str(os.getpid())
     from torch.distributed.elastic.multiprocessing.api import SignalException

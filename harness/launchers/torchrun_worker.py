@@ -1,4 +1,4 @@
-"""The parent of one rank under torch's elastic engine, which tells nobody how a rank ended.
+"""The parent of one rank under torch's elastic agent, which tells nobody how a rank ended.
 
 ``python -m harness.launchers.torchrun_worker RUN_DIR``
 """

@@ -57,12 +57,12 @@ class _Tying:
 
     Attributes:
         parent: The process whose children are tied; 0 for none.
-        scratch: The folder that they sign in, and keep the sockets of ``multiprocessing`` in; None without one.
+        temp_dir: The folder that they sign in, and keep the sockets of ``multiprocessing`` in; None without one.
     """
 
     def __init__(self) -> None:
         self.parent = 0
-        self.scratch: Path | None = None
+        self.temp_dir: Path | None = None
         self.is_hooked = False
         self._ties = False
 
@@ -78,38 +78,38 @@ class _Tying:
         self.parent = os.getpid()
 
     def move_in(self) -> None:
-        """Take the scratch folder, in a child that ``multiprocessing`` has made."""
-        if self.scratch is not None:
-            multiprocessing.current_process()._config["tempdir"] = str(self.scratch)  # type: ignore[attr-defined]
+        """Take the temporary folder, in a child that ``multiprocessing`` has made."""
+        if self.temp_dir is not None:
+            multiprocessing.current_process()._config["tempdir"] = str(self.temp_dir)  # type: ignore[attr-defined]
 
 
 _tying = _Tying()
 
 
 def sign() -> None:
-    """Have what this process leaves in shared memory removed once it has ended, if it uses a scratch folder."""
-    if _tying.scratch is None:
+    """Have what this process leaves in shared memory removed once it has ended, if it uses a temporary folder."""
+    if _tying.temp_dir is None:
         return
     # Not there: the program has ended, and so does this process.
     with contextlib.suppress(OSError):
-        (_tying.scratch / "processes" / str(os.getpid())).touch()
+        (_tying.temp_dir / "processes" / str(os.getpid())).touch()
 
 
 @contextmanager
-def used_by_multiprocessing(scratch: Path, outlives_it: bool = False) -> Iterator[None]:
+def used_by_multiprocessing(temp_dir: Path, outlives_it: bool = False) -> Iterator[None]:
     """Have ``multiprocessing`` keep its sockets and semaphores where they are removed, and sign.
 
     Args:
         outlives_it: True where this process goes on when the folder is gone: then only its children keep sockets there.
     """
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    ours = {"semprefix": f"/{scratch.name}"} | ({} if outlives_it else {"tempdir": str(scratch)})
+    ours = {"semprefix": f"/{temp_dir.name}"} | ({} if outlives_it else {"tempdir": str(temp_dir)})
     before = {name: config.get(name) for name in ours}
     config.update(ours)
-    _tying.scratch = scratch
+    _tying.temp_dir = temp_dir
     sign()
     try:
         yield
     finally:
-        _tying.scratch = None
+        _tying.temp_dir = None
         config.update(before)

@@ -71,7 +71,7 @@ def run_rank(path: str, forked: bool) -> int:
         plan = RunPlan.read(run)
 
         def prepare_and_work() -> Any:
-            with _scratch(run):
+            with using_temp_dir(run):
                 _prepare(run, plan, forked)
                 return work(run, plan, who, record)
 
@@ -86,9 +86,9 @@ def _forget_exit_functions() -> None:
 
 
 @contextmanager
-def _scratch(run: RunDir) -> Iterator[None]:
-    """Use the run's scratch folder in this process and those forked from it; a rank started by hand has none, or one of old."""
-    folder = Path(run.scratch.read_text()) if run.scratch.exists() else None
+def using_temp_dir(run: RunDir) -> Iterator[None]:
+    """Use the run's temporary folder here and in forked children; a rank started by hand has none, or one of old."""
+    folder = Path(run.temp_dir.read_text()) if run.temp_dir.exists() else None
     with used_by_multiprocessing(folder) if folder is not None and folder.is_dir() else nullcontext():
         yield
 

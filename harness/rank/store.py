@@ -87,7 +87,7 @@ def _await_port(run: RunDir) -> int:
 
 
 def _attempt() -> str:
-    """Return how often torch's engine has started these ranks again: an earlier attempt's store is gone."""
+    """Return how often torch's agent has started these ranks again: an earlier attempt's store is gone."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 

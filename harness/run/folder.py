@@ -68,8 +68,8 @@ class RunDir:
         return self.path / "store.json"
 
     @property
-    def engine_log(self) -> Path:
-        """What the processes printed that are not ranks (torch's elastic engine, an interpreter that did not start)."""
+    def launcher_log(self) -> Path:
+        """What the processes printed that are not ranks (torch's elastic agent, an interpreter that did not start)."""
         return self.path / "launcher.log"
 
     @property
@@ -118,12 +118,12 @@ class RunDir:
         return self.path / f".stacks-{rank}.txt"
 
     @property
-    def scratch(self) -> Path:
+    def temp_dir(self) -> Path:
         """Names the run's private folder for sockets and the like (text); there only while the run lasts."""
-        return self.path / ".scratch"
+        return self.path / ".temp_dir"
 
     def ending(self, rank: int) -> Path:
-        """How the process of ``rank`` ended, where torch's elastic engine is its parent (JSON)."""
+        """How the process of ``rank`` ended, where torch's elastic agent is its parent (JSON)."""
         return self.path / f".ending-{rank}.json"
 
     def value(self, rank: int) -> Path:
@@ -139,7 +139,7 @@ class RunDir:
         names = ("rank-*.jsonl", "rank-*.log", "value-*.pkl", "error-*.pkl", "trace*.json", *_PASSING)
         for inside in (TRIALS, RESUMING):
             shutil.rmtree(self.path / inside, ignore_errors=True)
-        whole = (self.result, self.evidence, self.audit, self.stacks, self.store, self.scratch, self.engine_log)
+        whole = (self.result, self.evidence, self.audit, self.stacks, self.store, self.temp_dir, self.launcher_log)
         for path in [*whole, *(path for name in names for path in self.path.glob(name))]:
             path.unlink(missing_ok=True)
 
@@ -147,8 +147,8 @@ class RunDir:
         """Remove what has no meaning after a run."""
         for path in [self.store, *(path for name in _PASSING for path in self.path.glob(name))]:
             path.unlink(missing_ok=True)
-        if self.engine_log.exists() and not self.engine_log.stat().st_size:
-            self.engine_log.unlink()
+        if self.launcher_log.exists() and not self.launcher_log.stat().st_size:
+            self.launcher_log.unlink()
 
     def trial(self, order: int) -> RunDir:
         """The folder of one launch of a comparison of launchers."""

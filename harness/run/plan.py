@@ -201,8 +201,8 @@ class RunPlan:
         cwd, sys_path, argv: As the parent has them.
         settings: Environment variables of the job, on top of the parent's.
         master_port: Of the rendezvous store on loopback; None for one that the system chooses.
-        max_restarts: How often torch's engine starts all ranks again after a failure.
-        num_machines: That take part; above 1, torch's engine finds the others, and files count this machine's ranks from 0.
+        max_restarts: How often torch's agent starts all ranks again after a failure.
+        num_machines: That take part; above 1, torch's agent finds the others, and files count this machine's ranks from 0.
         trial: Its place in a comparison of launchers; None for a job's own run.
         train: What the harness's own training loop does; None for anybody else's task.
         door: By which it was asked for, and in whose words it speaks of settings: ``hydra``, ``spawn`` or ``command``.

@@ -34,7 +34,7 @@ class Recorder:
     """Appends to ``rank-N.jsonl``; a line is one ``write``, so that a kill loses nothing that was recorded."""
 
     def __init__(self, path: Path) -> None:
-        # A rank that torch's engine starts again goes on in the same file: its readers keep their place.
+        # A rank that torch's agent starts again goes on in the same file: its readers keep their place.
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.owner = os.getpid()
         self.step_now: int | None = None

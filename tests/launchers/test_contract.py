@@ -18,7 +18,7 @@ from harness.entrypoints.run_job import run_job
 from harness.launchers import registry
 from harness.launchers.base import OwnProcess
 from harness.launchers.spawn import SpawnLauncher
-from harness.launchers.temp_dir import Scratch
+from harness.launchers.temp_dir import TempDir
 from harness.rank.process import conclude
 from harness.run.environment import RankEnvironment
 from harness.run.folder import RunDir
@@ -243,11 +243,11 @@ def test_server_ends_by_itself_where_a_copy_holds_its_socket() -> None:
     assert server._child.returncode == 0
 
 
-def test_scratch_needs_no_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temp_dir_needs_no_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    scratch = Scratch()
-    scratch.close()
-    assert not scratch.path.exists()
+    temp_dir = TempDir()
+    temp_dir.close()
+    assert not temp_dir.path.exists()
 
 
 def test_dead_server_fails_its_run_and_is_replaced(echo: Echo) -> None:

@@ -15,7 +15,7 @@ import pytest
 from harness.launchers.inline import _tee
 from harness.rank.context import recorder
 from harness.rank.lifetime import sign
-from harness.rank.process import _scratch
+from harness.rank.process import using_temp_dir
 from harness.run.environment import usable_cores, wanted_threads
 from harness.run.folder import RunDir
 from tests.launchers.starting import STARTS, Echo
@@ -107,7 +107,7 @@ def test_data_loader_workers_leave_nothing(how: str, echo: Echo) -> None:
 
 @pytest.mark.parametrize("how", ["launch", "inline"])
 def test_sockets_of_multiprocessing(how: str, echo: Echo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that ends with the run keeps them in the run's scratch folder; one that goes on, where it always did."""
+    """A process that ends with the run keeps them in the run's temporary folder; one that goes on, where it always did."""
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(tmp_path))
     echoed = echo(how, {"*": "temporary folders"}, nprocs=1)
     assert echoed.result.status == "ok", echoed.result.message
@@ -116,12 +116,12 @@ def test_sockets_of_multiprocessing(how: str, echo: Echo, tmp_path: Path, monkey
     assert multiprocessing.current_process()._config["tempdir"] == str(tmp_path)
 
 
-def test_a_scratch_folder_that_is_gone_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_that_is_gone_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "processes").mkdir()
     run, config = RunDir(tmp_path), dict(multiprocessing.current_process()._config)
-    run.scratch.write_text(str(tmp_path / "gone"))
-    with _scratch(run):
+    run.temp_dir.write_text(str(tmp_path / "gone"))
+    with using_temp_dir(run):
         sign()
         assert dict(multiprocessing.current_process()._config) == config
     assert not list((tmp_path / "processes").iterdir())
