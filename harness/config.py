@@ -1,175 +1,136 @@
-"""The typed schema of ``conf/`` and of the plugin, in Hydra's ConfigStore; each setting carries its line of ``--help``."""
+"""The configuration of ``run.py`` and of the plugin: schema, help and options, made of what ``harness/run`` declares."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-
-def setting(default: Any, text: str) -> Any:
-    """Return a field with its default and its help."""
-    if isinstance(default, type):
-        return dataclasses.field(default_factory=default, metadata={"help": text})
-    return dataclasses.field(default=default, metadata={"help": text})
-
-
-@dataclass
-class PluginConf:
-    """``hydra/launcher=harness`` in any Hydra app: start the app's function in every rank."""
-
-    _target_: str = "hydra_plugins.harness_launcher.HarnessLauncher"
-    _recursive_: bool = False  # a recipe's _target_ is for the ranks to make
-    nprocs: int = setting(-1, "ranks; -1: every visible accelerator, else every usable core")
-    method: str = setting("spawn", "spawn, launch, torchrun, inline")
-    start_method: str = setting("forkserver", "of spawn: forkserver, spawn, fork")
-    backend: str = setting("auto", "auto, gloo, nccl, bkcl")
-    devices: Any = setting(None, "absolute device ids with commas between, for nccl and bkcl")
-    threads: Any = setting("auto", "of the math libraries per rank; auto: OMP_NUM_THREADS, else the cores shared out")
-    timeout_s: float | None = setting(None, "silence after which ranks count as hung; null: wait for ever")
-    grace_s: float = setting(1.0, "from SIGTERM to SIGKILL")
-    train: Any = setting(None, "settings of harness's own training loop; null for anybody else's task")
-    choices: Any = setting(None, "name of a column -> chosen option, for the tables")
-    pairs: int = setting(0, "launches of each job for a claim of speed; 0: one launch, no claim")
-    aa: bool = setting(False, "with pairs: launch twice as often, and hold each job against itself too")
-    report: Any = setting(None, "what shows the results; null: failures, and a short table")
-
-
-@dataclass
-class LauncherConf:
-    """How ranks start."""
-
-    name: str = MISSING
-    start_method: str = setting("forkserver", "of spawn: forkserver (a warm server), spawn, fork")
-    timeout_s: float | None = setting(600.0, "seconds of silence after which ranks count as hung; null: wait for ever")
-    grace_s: float = setting(1.0, "seconds from SIGTERM to SIGKILL")
-
-
-@dataclass
-class BackendConf:
-    """Device and process group."""
-
-    name: str = MISSING
-    devices: Any = setting(None, "absolute ids with commas between, as in CUDA_VISIBLE_DEVICES; null: the first visible ones")
-
-
-@dataclass
-class CompareConf:
-    """How the ranks' training is verified, before it starts."""
-
-    tier: str = MISSING
-    on_mismatch: str = setting("stop", "stop: a red check ends the job; warn: it goes on")
-    pairs: int = setting(0, "launches of each job for a claim of speed, where jobs do the same work; 4, 10, 20")
-    aa: bool = setting(
-        False, "with pairs: launch twice as often and hold each job against itself too, to see what can be told apart"
-    )
-
-
-@dataclass
-class DdpConf:
-    """How torch's DDP reduces gradients."""
-
-    bucket_cap_mb: float = setting(25.0, "MiB of the buckets in which gradients travel; 25: torch's own choice")
-    gradient_as_bucket_view: bool = setting(False, "gradients live in the buckets: less memory, one copy fewer")
-    static_graph: bool = setting(False, "every step uses the same parameters in the same way")
-    find_unused_parameters: bool = setting(False, "for models that do not use every parameter in every step")
-    wrap_one_rank: bool = setting(False, "DDP at nprocs=1 too, to see what it costs by itself")
-    comm_hook: str = setting("none", "gradients travel compressed, not to the bit: none, fp16, bf16, powersgd")
-
-
-@dataclass
-class FaultConf:
-    """A fault to inject into the ranks, to see that the checks catch it."""
-
-    name: str | None = None
-    size: float | None = setting(None, "how large; null: the smallest that must be caught")
-
-
-@dataclass
-class ReportConf:
-    """What shows the results."""
-
-    reporters: Any = setting(dict, "name -> class (_target_) and its arguments; null leaves one out")
-
-
-@dataclass
-class Conf:
-    """The whole configuration of ``run.py``."""
-
-    launcher: LauncherConf = setting(LauncherConf, "")
-    backend: BackendConf = setting(BackendConf, "")
-    recipe: Any = MISSING
-    compare: CompareConf = setting(CompareConf, "")
-    fault: FaultConf = setting(FaultConf, "")
-    report: ReportConf = setting(ReportConf, "")
-    nprocs: int = setting(-1, "ranks; -1: every visible accelerator, else every core this process may use")
-    threads: Any = setting("auto", "of the math libraries per rank; auto: OMP_NUM_THREADS, else the cores shared out")
-    global_batch_size: int = setting(64, "samples per step, over all ranks")
-    steps: int | None = setting(100, "optimizer steps; null: count epochs")
-    epochs: int | None = setting(None, "passes over the data, in place of steps")
-    seed: int = setting(0, "of parameters, order, dropout, augmentation")
-    precision: str = setting("float32", "float32, float64, bfloat16 (autocast)")
-    num_workers: int = setting(0, "processes per rank that load data")
-    grad_accumulation: int = setting(1, "pieces that a rank's part of a batch is cut into")
-    clip_norm: float | None = setting(None, "largest norm of the whole gradient; null: no clipping")
-    sync_bn: bool = setting(False, "BatchNorm over the global batch, on CPU and GPU")
-    compile: bool = setting(False, "torch.compile of the model; needs a C++ compiler")
-    ddp: DdpConf = setting(DdpConf, "")
-    on_nonfinite: str = setting("stop", "a loss that is not finite: stop, or skip the step, on all ranks together")
-    deterministic: bool = setting(True, "only kernels that repeat bit for bit, where torch has them")
-    eval_every: int = setting(0, "steps between evaluations; 0: only at the end")
-    log_every: int = setting(10, "steps between progress lines, where there is no terminal")
-    profile: bool = setting(False, "traces of 10 steps after the warm-up, for Perfetto; slows these steps")
-    warmup_steps: int = setting(3, "first steps that are timed and not counted")
-    checkpoint_every: int = setting(0, "steps between checkpoints; 0: none")
-    resume: str | None = setting(None, "checkpoint, or folder of a job, to go on from")
-
+from harness.run.faults import FAULTS
+from harness.run.launch_settings import LaunchSettings, SweepSettings
+from harness.run.plan import BACKENDS, TIERS, TrainPlan
+from harness.run.setting import Setting, setting, settings_of
 
 GROUPS = {
-    "How ranks start": ["launcher", "backend", "nprocs", "threads"],
-    "Training": [
-        *("recipe", "global_batch_size", "steps", "epochs", "seed", "precision", "num_workers", "grad_accumulation"),
-        *("clip_norm", "sync_bn", "on_nonfinite", "deterministic", "compile", "ddp"),
-    ],
-    "Evaluation, checkpoints": ["eval_every", "checkpoint_every", "resume"],
-    "Proof": ["compare", "fault"],
-    "Output": ["report", "log_every", "profile", "warmup_steps"],
+    "launcher": "How ranks start.",
+    "backend": "Device and process group.",
+    "recipe": "",
+    "compare": "How the ranks' training is verified, before it starts.",
+    "fault": "A fault to inject into the ranks, to see that the checks catch it.",
+    "report": "What shows the results.",
 }
-"""Heading -> settings, in the order of ``--help``."""
+"""Group of options -> its line of ``--help``, in the order of ``--cfg job``; a recipe's names its class."""
+
+SCHEMA = "harness_schema"
+"""What a configuration of ``run.py``, or one like it, has first among its defaults."""
+
+
+def declared() -> list[Setting]:
+    """Return the settings of ``run.py``, in the order of ``--help``."""
+    return [setting for declaration in (LaunchSettings, TrainPlan, SweepSettings) for setting in settings_of(declaration)]
+
+
+def places() -> dict[str, list[Setting]]:
+    """Return what stands at the root of the configuration: groups, each with what it holds, then single settings."""
+    found: dict[str, list[Setting]] = {group: [] for group in GROUPS}
+    for each in declared():
+        found.setdefault(each.path.partition(".")[0], []).append(each)
+    return found
+
+
+def _parts(place: Sequence[Setting]) -> dict[str, Setting]:
+    """Return key -> setting of what is a group, or settings that are one value of a plan; nothing for a single setting."""
+    declaration = place[0].schema
+    if isinstance(declaration, type) and dataclasses.is_dataclass(declaration):
+        return {each.name: each for each in settings_of(declaration)}
+    return {key: each for each in place if (key := each.path.partition(".")[2])}
+
+
+# --- schema --------------------------------------------------------------------------------------------------------------
+
+
+def _dataclass(name: str, fields: Iterable[tuple[str, Any, Any]]) -> Any:
+    """Return a dataclass with fields of a name, a type and a default; whatever Hydra cannot check may be anything."""
+    typed = [(key, _checked(kind), setting(default)) for key, kind, default in fields]
+    # Configurations are pickled for the ranks, which find a class by its module and its name there.
+    globals()[name] = dataclasses.make_dataclass(name, typed, namespace={"__module__": __name__})
+    return globals()[name]
+
+
+def _checked(kind: Any) -> Any:
+    plain = set(get_args(kind) or (kind,)) <= {bool, int, float, str, type(None)}
+    return kind if plain or dataclasses.is_dataclass(kind) else Any
+
+
+def _field(name: str, place: Sequence[Setting]) -> tuple[str, Any, Any]:
+    parts = [(key, part.type, part.schema) for key, part in _parts(place).items()]
+    if not parts:
+        return name, place[0].type, place[0].schema
+    group = _dataclass(f"{name.title()}Conf", parts)
+    return name, group, group
+
+
+Conf = _dataclass("Conf", [_field(name, place) for name, place in places().items()])
+"""The whole configuration of ``run.py``."""
+
+
+PluginConf = _dataclass(
+    "PluginConf",
+    [
+        ("_target_", str, "hydra_plugins.harness_launcher.HarnessLauncher"),
+        ("_recursive_", bool, False),  # a recipe's _target_ is for the ranks to make
+        *((each.name, each.type, each.default) for each in [*settings_of(LaunchSettings), *settings_of(SweepSettings)]),
+        ("train", Any, None),  # settings of the harness's own training loop; null for anybody else's task
+        ("choices", Any, None),  # name of a column -> chosen option, for the tables
+    ],
+)
+"""``hydra/launcher=harness`` in any Hydra app: start the app's function in every rank."""
+
+
+def handed_on() -> dict[str, Any]:
+    """Return what the plugin gets of a configuration of ``run.py``: each setting, from where it stands."""
+    values = {each.name: f"${{{each.path}}}" for each in declared()}
+    training = {each.name: values.pop(each.name) for each in settings_of(TrainPlan)}
+    return {"hydra": {"launcher": {**values, "train": training}}}
+
+
+# --- help ----------------------------------------------------------------------------------------------------------------
 
 
 def help_text(*, _root_: DictConfig) -> str:
     """Return the body of ``--help``: each setting with its value as composed and what it does."""
-    lines = []
-    for heading, names in GROUPS.items():
-        lines += ["", heading]
-        for name in names:
-            lines += _help_of(name, _root_)
-    return "\n".join(lines)
+    headings: dict[str, list[str]] = {each.heading: [] for each in declared()}
+    for name, place in places().items():
+        headings[place[0].heading] += _help_of(name, place, _root_)
+    return "\n".join(line for heading, lines in headings.items() for line in ("", heading, *lines))
 
 
-def _help_of(name: str, root: DictConfig) -> list[str]:
-    fields = {field.name: field for field in dataclasses.fields(Conf)}
+def _help_of(name: str, place: Sequence[Setting], root: DictConfig) -> list[str]:
     value = OmegaConf.select(root, name)
     if not OmegaConf.is_config(value):
-        return [_line(f"{name}={_shown(value)}", fields[name].metadata["help"])]
-    chosen = OmegaConf.select(root, f"hydra.runtime.choices.{name}")
-    inner = _SCHEMAS.get(name)
-    title = (inner.__doc__ or "").splitlines()[0] if inner else f"{value.get('_target_', '')}: what is trained"
-    texts = {f.name: f.metadata.get("help") for f in dataclasses.fields(inner)} if inner else _comments(root, name, chosen)
+        return [_line(f"{name}={_shown(value)}", place[0].text)]
+    chosen, parts = OmegaConf.select(root, f"hydra.runtime.choices.{name}"), _parts(place)
+    texts = {key: part.text for key, part in parts.items()} or _comments(root, name, chosen)
+    title = GROUPS.get(name, _first_line(place[0].schema)) or f"{value.get('_target_', '')}: what is trained"
     lines = [_line(name if chosen is None else f"{name}={chosen}", title)]
+    hidden = {"_target_", *(key for key, part in parts.items() if not part.text)}
     for key in value:
-        if key not in ("name", "tier", "_target_") and not OmegaConf.is_config(value[key]):
+        if key not in hidden and not OmegaConf.is_config(value[key]):
             lines.append(_line(f"  {name}.{key}={_shown(value[key])}", texts.get(key) or ""))
     return lines
+
+
+def _first_line(declaration: Any) -> str:
+    return (declaration.__doc__ or "").partition("\n")[0]
 
 
 def _comments(root: DictConfig, group: str, option: str) -> dict[str, str]:
@@ -192,14 +153,55 @@ def _shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_SCHEMAS: dict[str, Any] = {
-    "launcher": LauncherConf,
-    "backend": BackendConf,
-    "compare": CompareConf,
-    "fault": FaultConf,
-    "ddp": DdpConf,
-    "report": ReportConf,
-}
+# --- options -------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def nodes() -> dict[str, Any]:
+    """Return path -> content of what stands in place of files of ``conf/``: schema, and options that are names in the code."""
+    from harness.launchers.registry import LAUNCHERS
+
+    sizes = {name: {} if fault.size is None else {"size": float(fault.size)} for name, fault in FAULTS.items()}
+    return {
+        SCHEMA: Conf,
+        "harness_plugin": handed_on(),
+        **{f"launcher/{name}": {"name": name} for name in LAUNCHERS},
+        **{f"backend/{name}": {"name": name} for name in BACKENDS},
+        **{f"compare/{name}": {"tier": name} for name in TIERS},
+        "fault/none": {"name": None},
+        **{f"fault/{name}": {"name": name, **size} for name, size in sizes.items()},
+    }
+
+
+def has_schema(folder: str) -> bool:
+    """Return True for a folder, or package, with a configuration of ``run.py``: one that has the schema among its defaults."""
+    scheme, _, place = folder.rpartition("://")
+    try:
+        path = resources.files(place.replace("/", ".")) if scheme == "pkg" else Path(place)
+        return any(SCHEMA.encode() in file.read_bytes() for file in path.iterdir() if file.name.endswith(".yaml"))
+    except (ImportError, OSError, ValueError):
+        # Hydra has a sentence of its own for a folder that is not there.
+        return False
+
+
+def refuse_nameless(arguments: Sequence[str], conf: Path) -> None:
+    """End the command where a group of ``conf`` is given a number, ``null`` or a truth value, which Hydra fails on with frames.
+
+    Raises:
+        SystemExit: With the options that there are.
+    """
+    for argument in arguments:
+        group, _, value = argument.partition("=")
+        if group in GROUPS and any(_NAMELESS.fullmatch(choice) for choice in value.split(",")):
+            paths = [*(conf / group).glob("*.yaml"), *(Path(path) for path in nodes() if path.startswith(f"{group}/"))]
+            names = sorted({path.stem for path in paths})
+            sys.exit(f"{argument} names no option of {group}: {', '.join(names)}. No rank was started.")
+
+
+_NAMELESS = re.compile(r"\s*(null|true|false|[+-]?\d[\d_.e+-]*)\s*", re.IGNORECASE)
+
+
+# --- what Hydra asks -----------------------------------------------------------------------------------------------------
 
 
 _own_folders: dict[str, str] = {}
@@ -232,24 +234,8 @@ def incomplete(error: OmegaConfBaseException) -> str:
     return f"The configuration is incomplete: {str(error).splitlines()[0]} ({error.full_key}). No rank was started."
 
 
-def refuse_nameless(arguments: Sequence[str], conf: Path) -> None:
-    """End the command where a group of ``conf`` is given a number, ``null`` or a truth value, which Hydra fails on with frames.
-
-    Raises:
-        SystemExit: With the options that there are.
-    """
-    for argument in arguments:
-        group, _, value = argument.partition("=")
-        options = sorted(path.stem for path in (conf / group).glob("*.yaml")) if group.isidentifier() else []
-        if options and any(_NAMELESS.fullmatch(choice) for choice in value.split(",")):
-            sys.exit(f"{argument} names no option of {group}: {', '.join(options)}. No rank was started.")
-
-
-_NAMELESS = re.compile(r"\s*(null|true|false|[+-]?\d[\d_.e+-]*)\s*", re.IGNORECASE)
-
-
 def register() -> None:
-    """Put the schemas where Hydra finds them."""
+    """Put the plugin where Hydra finds it."""
     store = ConfigStore.instance()
     # Hydra ignores launchers outside of a multirun; the callback notices.
     node = {
@@ -259,6 +245,5 @@ def register() -> None:
         }
     }
     store.store(group="hydra/launcher", name="harness", node=node, package="_global_", provider="harness")
-    store.store(name="harness_schema", node=Conf, provider="harness")
     OmegaConf.register_new_resolver("harness_help", help_text, replace=True)
     OmegaConf.register_new_resolver("harness_own_folder", own_folder, replace=True)

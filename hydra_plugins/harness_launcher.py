@@ -24,7 +24,7 @@ register()
 
 
 class HarnessLauncher(Launcher):
-    """Starts the ranks of each job of a sweep. Its settings are those of :class:`harness.config.PluginConf`."""
+    """Starts the ranks of each job of a sweep. Its settings are those of :data:`harness.config.PluginConf`."""
 
     def __init__(self, **settings: Any) -> None:
         # Interpolations may give each job its own settings, so they are read job by job.

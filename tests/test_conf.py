@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import re
 import subprocess
 import sys
@@ -15,8 +16,11 @@ from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from harness.config import GROUPS, Conf
-from harness.run.plan import TrainPlan
+from harness.config import GROUPS, Conf, declared, nodes
+from harness.run.faults import FAULTS
+from harness.run.launch_settings import LaunchSettings, SweepSettings
+from harness.run.plan import Ddp, TrainPlan
+from harness.run.setting import out_of_bounds, settings_of
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
@@ -35,15 +39,44 @@ def composed(*overrides):
         return compose("config", overrides=list(overrides), return_hydra_config=True)
 
 
-@pytest.mark.parametrize("path", sorted(CONF.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}")
-def test_every_option_composes(path):
-    config = composed(f"{path.parent.name}={path.stem}")
-    if path.parent.name in ("launcher", "backend"):
-        assert config[path.parent.name].name == path.stem
-    if path.parent.name == "compare":
-        assert config.compare.tier == path.stem
-    if path.parent.name == "recipe":
-        assert config.recipe._target_.startswith(f"recipes.{path.stem}.")
+FILES = [(path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml"))]
+NAMES = [tuple(path.split("/")) for path in nodes() if "/" in path]
+
+
+@pytest.mark.parametrize(("group", "name"), [*FILES, *NAMES], ids="=".join)
+def test_every_option_composes(group, name):
+    config = composed(f"{group}={name}")
+    if group in ("launcher", "backend"):
+        assert config[group].name == name
+    if group == "compare":
+        assert config.compare.tier == name
+    if group == "fault":
+        assert config.fault.name == (None if name == "none" else name)
+    if group == "recipe":
+        assert config.recipe._target_.startswith(f"recipes.{name}.")
+
+
+def test_a_fault_has_the_smallest_size_that_must_be_caught():
+    assert composed("fault=bit_flipped_on_wire").fault.size == 3.0
+    assert composed("fault=one_gradient_scaled").fault.size is None
+
+
+def test_another_app_does_not_list_the_options_of_run_py():
+    app = ROOT / "examples" / "hydra_app" / "app.py"
+    done = subprocess.run([sys.executable, str(app), "--help"], capture_output=True, text=True, check=True)
+    assert "Configuration groups" in done.stdout and not any(f"{group}:" in done.stdout for group in GROUPS)
+    done = subprocess.run([sys.executable, str(app), "--info", "plugins"], capture_output=True, text=True, check=True)
+    assert "RunOptions" in done.stdout
+
+
+def test_a_copy_of_the_configuration_has_its_options(tmp_path):
+    (tmp_path / "mine.yaml").write_text((CONF / "config.yaml").read_text().replace("  - experiment: null\n", ""))
+    for group in ("recipe", "report"):
+        (tmp_path / group).mkdir()
+        for path in (CONF / group).glob("*.yaml"):
+            (tmp_path / group / path.name).write_text(path.read_text())
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert compose("mine", overrides=["fault=stale_bucket", "launcher=launch"]).launcher.name == "launch"
 
 
 @pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: path.stem)
@@ -58,20 +91,73 @@ def test_the_plugin_gets_every_setting_of_training():
     assert set(train) <= {field.name for field in dataclasses.fields(TrainPlan)}
     plan = TrainPlan.from_config(train)
     assert (plan.epochs, plan.steps, plan.clip_norm) == (2, None, 1.5)
-    names = {field.name for field in dataclasses.fields(Conf)} - {"launcher", "backend", "report", "nprocs", "threads", "fault"}
-    assert names <= set(train)
+    assert set(train) == {setting.name for setting in settings_of(TrainPlan)}
 
 
-def test_defaults_of_the_schema_are_those_of_the_plan():
-    plan = {field.name: field.default for field in dataclasses.fields(TrainPlan)}
-    schema = {field.name: field.default for field in dataclasses.fields(Conf)}
-    shared = (set(plan) & set(schema)) - {"recipe", "compare", "fault"}
-    assert {name: plan[name] for name in shared} == {name: schema[name] for name in shared}
+def test_the_plugin_gets_every_setting_from_where_it_stands():
+    overrides = ["launcher=launch", "launcher.timeout_s=7", "backend=gloo", "compare=full", "compare.aa=true", "nprocs=3"]
+    config = composed(*overrides, "fault=one_ulp_at_birth", "hydra.job.num=0", "hydra.job.id=0")
+    told = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    assert (told["method"], told["timeout_s"], told["backend"], told["aa"], told["nprocs"]) == ("launch", 7.0, "gloo", True, 3)
+    assert (told["train"]["compare"], told["train"]["fault"], told["train"]["fault_size"]) == ("full", "one_ulp_at_birth", 1.0)
+    assert told["report"]["reporters"]["terminal"]["_target_"] == "harness.report.terminal.Terminal"
 
 
-def test_every_setting_stands_in_the_help():
-    named = [name for names in GROUPS.values() for name in names]
-    assert sorted(named) == sorted(field.name for field in dataclasses.fields(Conf))
+def test_every_setting_says_what_it_does():
+    """What shows no line of its own is what the chosen option says, or holds others."""
+    silent = {setting.typed for setting in [*declared(), *settings_of(Ddp)] if not setting.text}
+    assert silent == {*GROUPS, "ddp", "fault.name"} - {"fault"}
+    assert len({setting.name for setting in declared()}) == len(declared())
+    assert {setting.heading for setting in declared()} == {
+        *("How ranks start", "Training", "Evaluation, checkpoints", "Proof", "Output")
+    }
+    assert [field.name for field in dataclasses.fields(Conf)][: len(GROUPS)] == list(GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (TrainPlan({}, steps=0), "steps=0 must be at least 1."),
+        (TrainPlan({}, steps=99999999999999999999), "steps=99999999999999999999 must be at most 1000000000000."),
+        (TrainPlan({}, steps="5"), "steps=5 must be a number."),
+        (TrainPlan({}, steps=None, epochs=0), "epochs=0 must be at least 1, or null to count steps."),
+        (TrainPlan({}, seed=2**64), f"seed={2**64} must be at most {2**64 - 1}."),
+        (TrainPlan({}, seed=2**70), f"seed={2**70} must be at most {2**64 - 1}."),
+        (TrainPlan({}, num_workers=1000000), "num_workers=1000000 must be at most 1024."),
+        (TrainPlan({}, global_batch_size=10**13), f"global_batch_size={10**13} must be at most {2**31 - 1}."),
+        (TrainPlan({}, clip_norm=math.nan), "clip_norm=nan must be above 0, or null."),
+        (TrainPlan({}, clip_norm=math.inf), "clip_norm=inf must be finite, or null."),
+        (TrainPlan({}, eval_every=-1), "eval_every=-1 must be 0 (only at the end) or more."),
+        (TrainPlan({}, checkpoint_every=-1), "checkpoint_every=-1 must be 0 (none) or more."),
+        (TrainPlan({}, precision="int8"), "precision=int8 is unknown; use float32, float64, bfloat16."),
+        (TrainPlan({}, on_nonfinite="go"), "on_nonfinite=go must be stop or skip."),
+        (TrainPlan({}, compare="some"), "compare=some is unknown; use quick, full, audit, off."),
+        (TrainPlan({}, on_mismatch="go"), "compare.on_mismatch=go must be stop or warn."),
+        (LaunchSettings(timeout_s=math.nan), "launcher.timeout_s=nan must be above 0, or null."),
+        (LaunchSettings(timeout_s=math.inf), "launcher.timeout_s=inf must be at most 1000000000, or null."),
+        (LaunchSettings(timeout_s=1e300), "launcher.timeout_s=1e+300 must be at most 1000000000, or null."),
+        (LaunchSettings(grace_s=math.nan), "launcher.grace_s=nan must be 0 or more."),
+        (LaunchSettings(start_method="x"), "launcher.start_method=x is unknown; use forkserver, spawn, fork."),
+        (SweepSettings(pairs=-1), "compare.pairs=-1 must be 0 (one launch per job) or more."),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_lies_out_of_bounds_is_said_in_one_sentence(values, sentence):
+    assert out_of_bounds(values) == [sentence]
+
+
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.unit])
+@pytest.mark.parametrize("size", [math.nan, math.inf, -math.inf, -1.0])
+def test_a_size_that_no_fault_can_have_is_said_in_one_sentence(name, size):
+    plan = TrainPlan({"_target_": "x"}, fault=name, fault_size=size, compare="full", epochs=2)
+    (sentence,) = plan.problems(2)
+    assert sentence.startswith(f"fault.size={size} is not a size of fault={name} ")
+
+
+def test_what_lies_on_a_bound_is_within():
+    plan = TrainPlan({}, steps=1, seed=2**64 - 1, clip_norm=1e300, num_workers=1024, ddp=Ddp(bucket_cap_mb=1e-4))
+    assert out_of_bounds(plan) == out_of_bounds(plan.ddp, "ddp.") == out_of_bounds(LaunchSettings()) == []
+    assert out_of_bounds(Ddp(bucket_cap_mb=math.inf), "ddp.") == ["ddp.bucket_cap_mb=inf must be at most 1048576."]
 
 
 @pytest.mark.parametrize(

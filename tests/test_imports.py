@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "harness"
 
 ORDER = [
-    {"errors", "config"},
+    {"errors"},
     {"run"},
     {"compare", "rank"},
     {"training", "launchers"},
-    {"verify", "report"},
+    {"verify", "report", "config"},
     {"entrypoints"},
     {"train", "doctor", "distributed", "export", "launch"},
 ]

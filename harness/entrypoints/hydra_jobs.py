@@ -42,7 +42,7 @@ from harness.run.folder import RunDir, read_value, write_whole
 from harness.run.job import Job, alone_in
 from harness.run.machine import machine_facts
 from harness.run.placement import Placement, place
-from harness.run.plan import METHODS, START_METHODS, RunPlan, Task, TrainPlan, Trial
+from harness.run.plan import START_METHODS, RunPlan, Task, TrainPlan, Trial
 from harness.run.record import RunResult
 
 log = logging.getLogger(__name__)
@@ -266,8 +266,8 @@ def _problems_of_start(settings: Mapping[str, Any]) -> list[str]:
     timeout_s, grace_s = settings["timeout_s"], settings["grace_s"]
     checks = [
         (
-            settings["method"] not in METHODS,
-            f"launcher {settings['method']} (hydra.launcher.method) is unknown; use {', '.join(METHODS)}.",
+            settings["method"] not in registry.LAUNCHERS,
+            f"launcher {settings['method']} (hydra.launcher.method) is unknown; use {', '.join(registry.LAUNCHERS)}.",
         ),
         (
             settings["start_method"] not in START_METHODS,

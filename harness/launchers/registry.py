@@ -19,12 +19,14 @@ from harness.launchers.spawn import SpawnLauncher
 from harness.launchers.torchrun import TorchrunLauncher
 from harness.run.environment import import_path
 
-_KINDS: dict[str, Callable[[], Launcher]] = {
+LAUNCHERS: dict[str, Callable[[], Launcher]] = {
     "spawn": SpawnLauncher,
     "launch": LaunchLauncher,
     "torchrun": TorchrunLauncher,
     "inline": InlineLauncher,
 }
+"""Name, as typed after ``launcher=``, -> the class of it."""
+
 _launchers: dict[str, Launcher] = {}
 _locks = [threading.Lock()]
 
@@ -33,7 +35,7 @@ def launcher(method: str) -> Launcher:
     """Return this process's launcher of that name."""
     with _locks[0]:
         if method not in _launchers:
-            _launchers[method] = _KINDS[method]()
+            _launchers[method] = LAUNCHERS[method]()
         return _launchers[method]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -139,6 +140,8 @@ def _checks(plan: Settings, fault: Fault, nprocs: int) -> list[tuple[bool, str]]
 
 
 def _is_size(fault: Fault, size: float) -> bool:
+    if not math.isfinite(size):
+        return False
     if fault.unit == "relative":
         return size > 0
     if fault.unit == "bit":

@@ -13,13 +13,15 @@ from harness.errors import WORDS
 from harness.run import faults
 from harness.run.folder import RunDir, write_json
 from harness.run.record import FORMAT, check_format
+from harness.run.setting import MISSING, out_of_bounds, setting
 
-METHODS = ("spawn", "launch", "torchrun", "inline")
 BACKENDS = ("auto", "gloo", "nccl", "bkcl")
 PRECISIONS = ("float32", "float64", "bfloat16")
 TIERS = ("quick", "full", "audit", "off")
 START_METHODS = ("forkserver", "spawn", "fork")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
+MOST = 10**12
+"""Steps or epochs: more would outlast every machine."""
 
 
 @dataclass(frozen=True)
@@ -54,26 +56,22 @@ class Task:
 
 @dataclass(frozen=True)
 class Ddp:
-    """How torch's DDP reduces gradients.
+    """How torch's DDP reduces gradients."""
 
-    Attributes:
-        bucket_cap_mb: Size in MiB of the buckets in which gradients travel; 25 is torch's default, with a small one of 1.
-        wrap_one_rank: Whether a single rank gets DDP too.
-        comm_hook: How they are compressed on their way: ``none``, ``fp16``, ``bf16`` or ``powersgd``.
-    """
-
-    bucket_cap_mb: float = 25.0
-    gradient_as_bucket_view: bool = False
-    static_graph: bool = False
-    find_unused_parameters: bool = False
-    wrap_one_rank: bool = False
-    comm_hook: str = "none"
+    bucket_cap_mb: float = setting(
+        25.0, "MiB of the buckets in which gradients travel; 25: torch's own choice", above=0, words=" MiB", at_most=2**20
+    )
+    gradient_as_bucket_view: bool = setting(False, "gradients live in the buckets: less memory, one copy fewer")
+    static_graph: bool = setting(False, "every step uses the same parameters in the same way")
+    find_unused_parameters: bool = setting(False, "for models that do not use every parameter in every step")
+    wrap_one_rank: bool = setting(False, "DDP at nprocs=1 too, to see what it costs by itself")
+    comm_hook: str = setting(
+        "none", f"gradients travel compressed, not to the bit: {', '.join(COMM_HOOKS)}", choices=COMM_HOOKS
+    )
 
     def checks(self) -> list[tuple[bool, str]]:
-        """Return pairs of (is wrong, what to say of it)."""
+        """Return pairs of (is wrong, what to say of it) for settings that exclude each other."""
         return [
-            (not self.bucket_cap_mb > 0, f"ddp.bucket_cap_mb={self.bucket_cap_mb} must be above 0 MiB."),
-            (self.comm_hook not in COMM_HOOKS, f"ddp.comm_hook={self.comm_hook} is unknown; use {', '.join(COMM_HOOKS)}."),
             (
                 self.static_graph and self.find_unused_parameters,
                 "ddp.static_graph=true says that every step uses the same parameters, and ddp.find_unused_parameters=true that "
@@ -86,36 +84,58 @@ class Ddp:
 class TrainPlan:
     """The training of one recipe. ``steps`` or ``epochs`` says how long; sizes count samples over all ranks.
 
-    ``reference`` names the evidence of an earlier run of the same training, whose replay stands for this one's wherever the
-    ranks captured the same bits. ``stop_after`` is the number of steps after which to leave the rest to a run that resumes.
+    Its settings are those of ``run.py``, in the order of ``--help``; the other fields are set by the harness.
+
+    Attributes:
+        stop_after: Number of steps after which to leave the rest to a run that resumes.
+        reference: Evidence of an earlier run of the same training, whose replay stands for this one's wherever the ranks
+            captured the same bits.
     """
 
-    recipe: Mapping[str, Any]
-    global_batch_size: int = 64
-    steps: int | None = 100
-    epochs: int | None = None
-    seed: int = 0
-    precision: str = "float32"
-    num_workers: int = 0
-    grad_accumulation: int = 1
-    clip_norm: float | None = None
-    sync_bn: bool = False
-    on_nonfinite: str = "stop"
-    eval_every: int = 0
-    log_every: int = 10
-    warmup_steps: int = 3
-    checkpoint_every: int = 0
-    resume: str | None = None
+    recipe: Mapping[str, Any] = setting(heading="Training")
+    global_batch_size: int = setting(64, "samples per step, over all ranks", at_least=1, at_most=2**31 - 1)
+    steps: int | None = setting(100, "optimizer steps; null: count epochs", at_least=1, at_most=MOST)
+    epochs: int | None = setting(
+        None, "passes over the data, in place of steps", at_least=1, at_most=MOST, or_null=", or null to count steps"
+    )
+    seed: int = setting(0, "of parameters, order, dropout, augmentation", at_least=0, at_most=2**64 - 1)
+    precision: str = setting("float32", "float32, float64, bfloat16 (autocast)", choices=PRECISIONS)
+    num_workers: int = setting(0, "processes per rank that load data", at_least=0, at_most=1024)
+    grad_accumulation: int = setting(1, "pieces that a rank's part of a batch is cut into", at_least=1)
+    clip_norm: float | None = setting(
+        None, "largest norm of the whole gradient; null: no clipping", above=0, or_null=", or null"
+    )
+    sync_bn: bool = setting(False, "BatchNorm over the global batch, on CPU and GPU")
+    on_nonfinite: str = setting(
+        "stop", "a loss that is not finite: stop, or skip the step, on all ranks together", choices=("stop", "skip")
+    )
+    deterministic: bool = setting(True, "only kernels that repeat bit for bit, where torch has them")
+    compile: bool = setting(False, "torch.compile of the model; needs a C++ compiler")
+    ddp: Ddp = setting(Ddp)
+
+    eval_every: int = setting(
+        0,
+        "steps between evaluations; 0: only at the end",
+        heading="Evaluation, checkpoints",
+        at_least=0,
+        words=" (only at the end)",
+    )
+    checkpoint_every: int = setting(0, "steps between checkpoints; 0: none", at_least=0, words=" (none)")
+    resume: str | None = setting(None, "checkpoint, or folder of a job, to go on from")
+
+    compare: str = setting("off", heading="Proof", path="compare.tier", schema=MISSING, choices=TIERS)
+    on_mismatch: str = setting(
+        "stop", "stop: a red check ends the job; warn: it goes on", path="compare.on_mismatch", choices=("stop", "warn")
+    )
+    fault: str | None = setting(None, path="fault.name")
+    fault_size: float | None = setting(None, "how large; null: the smallest that must be caught", path="fault.size")
+
+    log_every: int = setting(10, "steps between progress lines, where there is no terminal", heading="Output", at_least=1)
+    profile: bool = setting(False, "traces of 10 steps after the warm-up, for Perfetto; slows these steps")
+    warmup_steps: int = setting(3, "first steps that are timed and not counted", at_least=0)
+
     stop_after: int | None = None
-    deterministic: bool = True
-    profile: bool = False
-    compile: bool = False
-    ddp: Ddp = field(default_factory=Ddp)
-    compare: str = "off"
-    on_mismatch: str = "stop"
     reference: str | None = None
-    fault: str | None = None
-    fault_size: float | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> TrainPlan:
@@ -127,40 +147,26 @@ class TrainPlan:
 
     def problems(self, nprocs: int) -> list[str]:
         """Return a sentence for each setting, or pair of settings, that cannot work with ``nprocs`` ranks."""
-        return [sentence for wrong, sentence in self._checks(nprocs) if wrong] + faults.problems(self, nprocs)
+        checks = [*self.ddp.checks(), *self._checks(nprocs)]
+        together = [sentence for wrong, sentence in checks if wrong]
+        return [*out_of_bounds(self.ddp, "ddp."), *out_of_bounds(self), *together, *faults.problems(self, nprocs)]
 
     def _checks(self, nprocs: int) -> list[tuple[bool, str]]:
         size = self.global_batch_size
         return [
-            *self.ddp.checks(),
             (not self.recipe.get("_target_"), "recipe has no _target_: name its class, as conf/recipe/mnist.yaml does."),
-            (size < 1, f"global_batch_size={size} must be at least 1."),
             (
                 1 <= size < nprocs,
                 f"global_batch_size={size} leaves {nprocs - size} of nprocs={nprocs} ranks without a sample in every step. "
                 f"Use global_batch_size={nprocs} or more, or nprocs={size}.",
             ),
-            (self.steps is not None and self.steps < 1, f"steps={self.steps} must be at least 1."),
-            (self.epochs is not None and self.epochs < 1, f"epochs={self.epochs} must be at least 1, or null to count steps."),
             (self.steps is None and self.epochs is None, "steps=null needs epochs: set steps=100 or epochs=1."),
-            (self.seed < 0, f"seed={self.seed} must be 0 or more."),
-            (self.num_workers < 0, f"num_workers={self.num_workers} must be 0 or more."),
-            (self.precision not in PRECISIONS, f"precision={self.precision} is unknown; use {', '.join(PRECISIONS)}."),
-            (self.grad_accumulation < 1, f"grad_accumulation={self.grad_accumulation} must be at least 1."),
             (
                 self.grad_accumulation > 1 and size >= nprocs and size // nprocs < self.grad_accumulation,
                 f"grad_accumulation={self.grad_accumulation} cuts a rank's {size // nprocs} samples of a step "
                 f"(global_batch_size={size}, nprocs={nprocs}) into more pieces than there are. "
                 f"Use global_batch_size={nprocs * self.grad_accumulation} or more.",
             ),
-            (self.clip_norm is not None and not self.clip_norm > 0, f"clip_norm={self.clip_norm} must be above 0, or null."),
-            (self.on_nonfinite not in ("stop", "skip"), f"on_nonfinite={self.on_nonfinite} must be stop or skip."),
-            (self.eval_every < 0, f"eval_every={self.eval_every} must be 0 (only at the end) or more."),
-            (self.log_every < 1, f"log_every={self.log_every} must be at least 1."),
-            (self.warmup_steps < 0, f"warmup_steps={self.warmup_steps} must be 0 or more."),
-            (self.compare not in TIERS, f"compare={self.compare} is unknown; use {', '.join(TIERS)}."),
-            (self.on_mismatch not in ("stop", "warn"), f"compare.on_mismatch={self.on_mismatch} must be stop or warn."),
-            (self.checkpoint_every < 0, f"checkpoint_every={self.checkpoint_every} must be 0 (none) or more."),
         ]
 
 
