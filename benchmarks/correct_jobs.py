@@ -58,8 +58,8 @@ def sweep(case: Case, folder: Path) -> list[dict[str, Any]]:
 
 def overrides(case: Case) -> list[str]:
     """Return a case as typed: what differs from the plan's defaults."""
-    found = ["launcher=spawn,launch", "backend=gloo", "threads=1", f"nprocs={case.nprocs}"]
-    return [*found, f"recipe={case.label.partition(',')[0]}", *_settings(case.plan)]
+    overrides = ["launcher=spawn,launch", "backend=gloo", "threads=1", f"nprocs={case.nprocs}"]
+    return [*overrides, f"recipe={case.label.partition(',')[0]}", *_settings(case.plan)]
 
 
 def _settings(plan: TrainPlan) -> Iterator[str]:

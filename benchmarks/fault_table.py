@@ -257,11 +257,11 @@ def main() -> int:
 def _taken(cases: Sequence[Case], verbose: bool) -> list[Outcome]:
     outcomes = []
     for ranks in sorted({case.nprocs for case in cases}):
-        mine = [case for case in cases if case.nprocs == ranks]
-        for case in mine:
+        of_ranks = [case for case in cases if case.nprocs == ranks]
+        for case in of_ranks:
             outcomes += [Outcome(case, None, problem) for problem in faults.problems(case.plan, ranks)[:1]]
         known = {id(o.case) for o in outcomes}
-        ready = [case for case in mine if id(case) not in known]
+        ready = [case for case in of_ranks if id(case) not in known]
         ready.sort(key=lambda case: repr(case.plan.recipe))
         if ready:
             outcomes += spawn(take, (ready, verbose), nprocs=ranks, backend="gloo", threads=1).return_values()[0]

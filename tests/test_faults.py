@@ -33,6 +33,7 @@ from harness.run.plan import Ddp, TrainPlan
 from harness.train import prepare
 from harness.training.parallel.batchnorm import SyncBatchNorm
 from harness.training.parallel.batchnorm_messages import Collective, exchanging
+from harness.training.recipe import make_recipe
 from harness.training.trainer import Trainer
 from harness.verify import audit as audits
 from harness.verify.audit import Trials
@@ -916,7 +917,7 @@ class Record:
 
 
 def taken(plan, seat, folder):
-    recipe = audits.make_recipe(plan.recipe)
+    recipe = make_recipe(plan.recipe)
     trials = Trials(stub(seat, folder, plan.deterministic), recipe, prepare(recipe, seat, seat.rank, plan.seed), seat)
     trial = trials.take(plan)
     said = trials.verdict.sentences() if trials.verdict is not None else []
@@ -960,7 +961,7 @@ def left_out(seat, folder):
     reasons = {}
     plan = plan_of(recipe={"_target_": "tests.toys.Points", "dtype": "float32"}, global_batch_size=12, steps=1)
     for name in ("stale_buffers", "same_dropout_everywhere", "sparse_rows_lost", "scheduler_stepped_by_each_rank"):
-        recipe = audits.make_recipe(plan.recipe)
+        recipe = make_recipe(plan.recipe)
         with pytest.raises(DoesNotApply) as refused:
             inject(Trainer(dataclasses.replace(plan, fault=name), recipe, recipe.dataset(), seat))
         reasons[name] = str(refused.value)
@@ -972,7 +973,7 @@ def audited(seat, folder):
     audits.CORRECT_RUNS = 2
     rank = stub(seat, folder)
     rank.plan.train = plan_of(compare="audit", on_mismatch="stop", recipe={**WHOLE, "dropout": 0.0, "batch_norm": False})
-    recipe = audits.make_recipe(rank.plan.train.recipe)
+    recipe = make_recipe(rank.plan.train.recipe)
     audits.audit(rank, Trials(rank, recipe, recipe.dataset(), seat), seat)
     return json.loads(rank.run.audit.read_text()), rank.record.logged
 
@@ -984,7 +985,7 @@ def blind(seat, folder):
     audits.FAULTS = {name: known[name] for name in ("not_sharded", "divided_twice")}
     rank = stub(seat, folder)
     rank.plan.train = plan_of(compare="audit", on_mismatch="stop")
-    recipe = audits.make_recipe(rank.plan.train.recipe)
+    recipe = make_recipe(rank.plan.train.recipe)
     try:
         with pytest.raises(Mismatch) as refused:
             audits.audit(rank, Trials(rank, recipe, recipe.dataset(), seat), seat)

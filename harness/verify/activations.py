@@ -24,22 +24,22 @@ def activations(model: nn.Module, plan: TrainPlan) -> Iterator[Digests]:
     A module's further calls have their number behind the name. Nothing fills where the plan asks for a quick verification, or
     for a compiled model, whose modules return nothing one by one.
     """
-    found: Digests = {}
+    outputs: Digests = {}
     calls: Counter[str] = Counter()
     looks = plan.compare in ("full", "audit") and not plan.compile
     watched = [(name, m) for name, m in model.named_modules() if looks and not isinstance(m, torch.jit.ScriptModule)]
-    handles = [module.register_forward_hook(partial(_keep, found, calls, name or "the model")) for name, module in watched]
+    handles = [module.register_forward_hook(partial(_keep, outputs, calls, name or "the model")) for name, module in watched]
     try:
-        yield found
+        yield outputs
     finally:
         for handle in handles:
             handle.remove()
 
 
 @torch.compiler.disable  # a compiled submodule would trace what is done here
-def _keep(found: Digests, calls: Counter[str], name: str, _module: nn.Module, _args: Any, output: Any) -> None:
+def _keep(outputs: Digests, calls: Counter[str], name: str, _module: nn.Module, _args: Any, output: Any) -> None:
     calls[name] += 1
     call = f"{name}, call {calls[name]}" if calls[name] > 1 else name
-    # Within torch.func's transforms, such as vmap, tensors have no bits of their own.
+    # Within torch.func's transforms, such as vmap, tensors have no bits of their own, and only a private function tells them.
     plain = [tensor for tensor in tensors_in(output) if not torch._C._functorch.is_functorch_wrapped_tensor(tensor)]
-    found[call] = joined({str(number): tensor_digest(tensor) for number, tensor in enumerate(plain)})
+    outputs[call] = joined({str(number): tensor_digest(tensor) for number, tensor in enumerate(plain)})

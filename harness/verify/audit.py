@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
-from itertools import count, islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.compare.correctness.evidence import Evidence
 from harness.compare.correctness.verdict import Verdict, judge
@@ -26,36 +23,19 @@ from harness.run.faults import FAULTS
 from harness.run.folder import write_json
 from harness.run.plan import TrainPlan
 from harness.run.record import FORMAT
-from harness.training.batch import moved
-from harness.training.loader import collate_of, epoch_batches, fetch
 from harness.training.parallel.batchnorm_messages import OneProcess, exchanging
 from harness.training.parallel.collectives import from_rank_0
-from harness.training.parallel.gradients import clip_, gradient_values
-from harness.training.recipe import Recipe, make_recipe, make_scheduler
-from harness.training.seeds import derive, seed_everything, seed_rank
-from harness.training.state import DTYPES, in_precision, undisturbed_random
+from harness.training.recipe import Recipe
+from harness.training.state import undisturbed_random
 from harness.training.trainer import Seat, Trainer
 from harness.verify.faults.inject import seated, trainers
 from harness.verify.faults.seams import DoesNotApply
-from harness.verify.one_process import WorldOfOne
+from harness.verify.plain_training import Alone, train_alone
 from harness.verify.subject import Subject
 from harness.verify.verification import evidence_of
 
 CORRECT_RUNS = 20
 """Seeds whose correct runs an audit verifies."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Alone:
-    """One process that trains freely.
-
-    Attributes:
-        losses: Of each step, over the whole global batch.
-        parameters: At the end, by name.
-    """
-
-    losses: Sequence[float]
-    parameters: dict[str, Tensor]
 
 
 class Trials:
@@ -115,7 +95,7 @@ class Trials:
             fault=plan.fault or CORRECT,
             expected=FAULTS[plan.fault].checks if plan.fault else (),
             fired=verdict.failed.name if verdict.failed else None,
-            loss_error=max(_relative(mine, other) for mine, other in zip(losses, alone.losses, strict=True)),
+            loss_error=max(_relative(loss, plain) for loss, plain in zip(losses, alone.losses, strict=True)),
             parameters_close=_are_close(dict(trainer.model.named_parameters()), alone.parameters),
             checks={check.name: check.status for check in verdict.checks},
         )
@@ -141,15 +121,15 @@ def audit(rank: Rank, trials: Trials, seat: Seat) -> None:
     for number in range(1, CORRECT_RUNS + 1):
         taken.append(trials.take(dataclasses.replace(plan, seed=plan.seed + number)))
         _tell(rank, len(FAULTS) + number, CORRECT, taken[-1])
-    found = [trial for trial in taken if trial is not None]
-    data = {"format": FORMAT, "trials": [dataclasses.asdict(trial) for trial in found], "left_out": left_out}
-    wrong = [f"{row.fault}: {row.sentence()}" for row in audit_table(found) if not (row.is_right or row.unchecked)]
+    trials_taken = [trial for trial in taken if trial is not None]
+    data = {"format": FORMAT, "trials": [dataclasses.asdict(trial) for trial in trials_taken], "left_out": left_out}
+    wrong = [f"{row.fault}: {row.sentence()}" for row in audit_table(trials_taken) if not (row.is_right or row.unchecked)]
     if seat.rank == 0:
         write_json(rank.run.audit, data)
         rank.record.log("INFO", "\n".join(["What the checks catch:", *audit_lines(data)]))
-    said = from_rank_0("; ".join(wrong))
-    if said and plan.on_mismatch == "stop":
-        raise Mismatch(f"The checks are wrong about this training. {said}.", is_consequence=seat.rank != 0)
+    sentences = from_rank_0("; ".join(wrong))
+    if sentences and plan.on_mismatch == "stop":
+        raise Mismatch(f"The checks are wrong about this training. {sentences}.", is_consequence=seat.rank != 0)
 
 
 def _faulty(rank: Rank, plan: TrainPlan, trials: Trials, nprocs: int) -> tuple[list[Trial | None], dict[str, str]]:
@@ -176,65 +156,15 @@ def _tell(rank: Rank, number: int, fault: str, trial: Trial | None) -> None:
     rank.record.event("trial", number=number, total=len(FAULTS) + CORRECT_RUNS, fault=fault, fired=fired, ran=trial is not None)
 
 
-# --- older rules ---------------------------------------------------------------------------------------------------------
-
-
-def train_alone(plan: TrainPlan, dataset: Any, device: torch.device, steps: int) -> Alone:
-    """Train one process on whole global batches, as a plain loop does."""
-    with WorldOfOne().entered():
-        return _train_alone(plan, dataset, device, steps)
-
-
-def _train_alone(plan: TrainPlan, dataset: Any, device: torch.device, steps: int) -> Alone:
-    recipe = make_recipe(plan.recipe)
-    model, losses = _born(recipe, plan, device), []
-    optimizer = recipe.optimizer(model)
-    batches = list(islice(_batches(recipe, plan, len(dataset)), steps))
-    scheduler = make_scheduler(recipe, optimizer, plan.steps or _num_steps(recipe, plan, len(dataset)))
-    for batch in batches:
-        optimizer.zero_grad()
-        samples = moved(collate_of(recipe)(fetch(dataset, batch)), device, DTYPES[plan.precision])
-        narrow = plan.precision == "bfloat16"
-        with torch.autocast(device.type, torch.bfloat16) if narrow else nullcontext():
-            loss = recipe.loss(model, samples)
-        mean = loss[0] / loss[1] if isinstance(loss, tuple) else loss
-        mean.backward()
-        if plan.clip_norm is not None:
-            clip_(gradient_values(model.parameters()), plan.clip_norm)
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-        losses.append(float(mean.detach()))
-    return Alone(losses, {name: p.detach().clone() for name, p in model.named_parameters()})
-
-
-def _born(recipe: Recipe, plan: TrainPlan, device: torch.device) -> nn.Module:
-    recipe.dataset()  # the model may need what it finds out
-    seed_everything(derive(plan.seed, "model"))
-    model = in_precision(recipe.model(), device, DTYPES[plan.precision]).train()
-    seed_rank(plan.seed, 0)
-    return model
-
-
-def _batches(recipe: Recipe, plan: TrainPlan, num_samples: int) -> Iterator[Sequence[int]]:
-    for epoch in count():
-        yield from epoch_batches(recipe, num_samples, plan.global_batch_size, plan.seed, epoch)
-
-
-def _num_steps(recipe: Recipe, plan: TrainPlan, num_samples: int) -> int:
-    epochs = range(plan.epochs or 0)
-    return sum(len(epoch_batches(recipe, num_samples, plan.global_batch_size, plan.seed, epoch)) for epoch in epochs)
-
-
-def _relative(mine: float, other: float) -> float:
-    if not (math.isfinite(mine) and math.isfinite(other)):
+def _relative(loss: float, plain: float) -> float:
+    if not (math.isfinite(loss) and math.isfinite(plain)):
         return math.nan
-    return abs(mine - other) / max(abs(other), 1e-300)
+    return abs(loss - plain) / max(abs(plain), 1e-300)
 
 
-def _are_close(mine: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def _are_close(parameters: dict[str, Tensor], plain: dict[str, Tensor]) -> bool:
     try:
-        torch.testing.assert_close({name: p.detach() for name, p in mine.items()}, other)
+        torch.testing.assert_close({name: p.detach() for name, p in parameters.items()}, plain)
     except AssertionError:
         return False
     return True

@@ -115,10 +115,10 @@ class Capture:
             lr_of=self._lr_of(),
         )
         self._local, self._losses, self._counts, self._reduced = {}, [], [], {}
-        told = Recording(trainer.model)
-        with exchanging(told), activations(trainer.model, trainer.plan) as captured.activations:
+        messages = Recording(trainer.model)
+        with exchanging(messages), activations(trainer.model, trainer.plan) as captured.activations:
             result = trainer.step(batch, loaded)
-        captured.exchanged = told.record
+        captured.exchanged = messages.record
         captured.losses, captured.counts = self._losses, self._counts
         captured.local = {name: self._local.get(name) for name, _ in self._named}
         captured.reduced = self._reduced

@@ -101,6 +101,7 @@ def _with_zero(args: tuple[Any, ...], position: int) -> tuple[Any, ...]:
 
 @cache
 def _may_draw(func: Any) -> bool:
+    # The tag is public, but not every operation that takes a generator has it; what an operation takes, its schema alone tells.
     return torch.Tag.nondeterministic_seeded in func.tags or any("Generator" in str(a.type) for a in func._schema.arguments)
 
 
@@ -125,10 +126,14 @@ def _constant(func: Any, given: Mapping[str, Any]) -> Any:
         return _identity(name, given.get("input", given.get("self")))
     if str(func) == "aten.native_dropout.default":
         return _native_dropout(given)
-    value = _VALUES.get(name.removesuffix("_").removesuffix("_like").removesuffix("_functional"))
+    value = _value_of(name)
     if namespace != "aten" or value is None:
         raise UnknownDraw(f"{func} draws random numbers, for which there is no constant")
     return _placed(given, value(given), name.endswith("_"))
+
+
+def _value_of(name: str) -> Callable[[Mapping[str, Any]], Any] | None:
+    return _VALUES.get(name.removesuffix("_").removesuffix("_like").removesuffix("_functional"))
 
 
 def _placed(given: Mapping[str, Any], value: Any, in_place: bool) -> Tensor:

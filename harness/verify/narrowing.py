@@ -61,15 +61,15 @@ class Narrowing(TorchDispatchMode):
         """Run the operation, and look at what went in and what came out."""
         kwargs = kwargs or {}
         given = list(tensors_in([*args, *kwargs.values()]))
-        found = coarsest(map(self._dtype_of, given))
+        narrowed = coarsest(map(self._dtype_of, given))
         finest = min((torch.finfo(t.dtype).eps for t in given if _is_real_or_complex(t)), default=None)
         out = func(*args, **kwargs)
         made = list(tensors_in([out, _written(func, args, kwargs)]))
         for tensor in made:
             is_coarser = finest is not None and _is_real_or_complex(tensor) and torch.finfo(tensor.dtype).eps > finest
-            self._note(tensor, coarsest([found, tensor.dtype if is_coarser else None]))
+            self._note(tensor, coarsest([narrowed, tensor.dtype if is_coarser else None]))
         if not made:
-            self._reached = coarsest([self._reached, found])
+            self._reached = coarsest([self._reached, narrowed])
         if not self._is_hooked and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             self._is_hooked = True
         return out
@@ -122,6 +122,7 @@ def _storage(tensor: Tensor) -> StorageWeakRef | None:
 
 @cache
 def _places_written(func: Any) -> tuple[tuple[int, str], ...]:
+    # Only an operation's schema, which is private, tells which arguments it writes into.
     arguments = enumerate(func._schema.arguments)
     return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 

@@ -23,6 +23,8 @@ _FIRST = count(1 << 20, 1 << 10)
 class _World(c10d._World):
     """All that torch knows of groups, which its own class keeps in the module, one for all worlds."""
 
+    # torch's class has these seven as properties of globals of the module, and no public way to have two sets of them;
+    # plain attributes here take their place. tests/test_one_process.py fails when torch has others.
     pg_map: Any = None
     pg_names: Any = None
     pg_group_ranks: Any = None
@@ -75,6 +77,7 @@ def _environment_of_one() -> Iterator[None]:
 @contextmanager
 def _shown(world: _World) -> Iterator[None]:
     """Have torch take all that it knows of groups from ``world``: torch calls its own an extension point to override."""
+    # A private name, but each public function of torch.distributed looks it up there when it is called.
     before = c10d._world
     c10d._world = world
     try:
@@ -85,6 +88,7 @@ def _shown(world: _World) -> Iterator[None]:
 
 def _world_of_one() -> _World:
     backend, hook, world = dist.get_backend(), sys.excepthook, _World()
+    # A store in memory has no public name, and a group of one needs no port for it.
     with _shown(world), joining(one_machine=True):
         dist.init_process_group(backend, store=_C._distributed_c10d.HashStore(), rank=0, world_size=1)
     sys.excepthook = hook
@@ -92,12 +96,13 @@ def _world_of_one() -> _World:
 
 
 _ASKED = (
-    *("_allgather_base", "_get_backend", "_reduce_scatter_base", "allgather", "allgather_coalesced"),
+    *("_allgather_base", "_get_backend", "_reduce_scatter_base", "all_gather_single", "all_gather_single_coalesced"),
+    *("all_to_all_single", "reduce_scatter_single", "reduce_scatter_single_coalesced", "allgather", "allgather_coalesced"),
     *("allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "barrier"),
     *("broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter"),
     *("reduce_scatter_tensor_coalesced", "scatter", "send"),
 )
-"""Methods by which collectives reach a group."""
+"""Methods by which collectives reach a group, private ones too: one that torch adds would fail in it, and not be refused."""
 
 
 @contextmanager
@@ -115,6 +120,7 @@ def unanswered(num_ranks: int, refuse: Callable[..., Any]) -> Iterator[None]:
     world.pg_names[group] = name
     world.pg_group_ranks[group] = {rank: rank for rank in range(num_ranks)}
     world.pg_backend_config[group] = backend
+    # Functional collectives find a group by its name in a private registry of C++, in which init_process_group enters its own.
     _C._distributed_c10d._register_process_group(name, group)
     new_group = dist.new_group
     dist.new_group = refuse

@@ -53,18 +53,18 @@ def exchange_ratios(heard: Sequence[Sequence[Exchanged]], replayed: Sequence[Seq
 
 
 def _error_of_exchange(ranks: Sequence[Exchanged | None], replays: Sequence[Exchanged | None]) -> float:
-    told = [exchange.told for exchange in replays if exchange is not None]
-    if len(told) < len(ranks) or None in ranks:
+    messages = [exchange.told for exchange in replays if exchange is not None]
+    if len(messages) < len(ranks) or None in ranks:
         # A rank has asked for more than its replay, or than the others.
         return float("inf")
-    all_told = torch.stack(told)
-    found = [exchange for exchange in ranks if exchange is not None]
-    return max(_error_of_sum(each.heard, all_told) if each.is_sum else _differ(each.heard, all_told) for each in found)
+    told = torch.stack(messages)
+    exchanges = [exchange for exchange in ranks if exchange is not None]
+    return max(_error_of_sum(e.heard, told) if e.is_sum else _error_of_copy(e.heard, told) for e in exchanges)
 
 
-def _differ(heard: Tensor, told: Tensor) -> float:
-    same = heard.shape == told.shape and bool((heard.view(torch.uint8) == told.view(torch.uint8)).all())
-    return 0.0 if same else float("inf")
+def _error_of_copy(heard: Tensor, told: Tensor) -> float:
+    is_copy = heard.shape == told.shape and bool((heard.view(torch.uint8) == told.view(torch.uint8)).all())
+    return 0.0 if is_copy else float("inf")
 
 
 def _error_of_sum(heard: Tensor, told: Tensor) -> float:
@@ -149,13 +149,13 @@ def _select(tensor: Tensor, rows: Tensor | None) -> Tensor:
 # --- against the whole batch (R3, R7, R8) ----------------------------------------------------------------------------
 
 
-def by_floor(mine: Tensor | None, exact: Tensor | None, all_exact: Gradients, tolerance: float) -> float:
+def by_floor(gradient: Tensor | None, exact: Tensor | None, all_exact: Gradients, tolerance: float) -> float:
     """Return the norm of an error by ``tolerance`` times the norm of the exact gradient, or of FLOOR of the whole one (R7)."""
-    whole = math.sqrt(sum(_norm(gradient) ** 2 for gradient in all_exact.values()))
-    return _difference(mine, exact) / max(tolerance * max(_norm(exact), FLOOR * whole), 1e-300)
+    whole = math.sqrt(sum(_norm(value) ** 2 for value in all_exact.values()))
+    return _difference(gradient, exact) / max(tolerance * max(_norm(exact), FLOOR * whole), 1e-300)
 
 
-def excess_ratios(mine: Gradients, single: Gradients, exact: Gradients, u: float) -> dict[str, float]:
+def excess_ratios(of_ranks: Gradients, single: Gradients, exact: Gradients, u: float) -> dict[str, float]:
     """Return the excess ratio X of each tensor: the ranks' error by that of an honest single process.
 
     The single process's error is one draw, which in a tensor of few numbers may be small by luck, and then X would accuse
@@ -169,7 +169,7 @@ def excess_ratios(mine: Gradients, single: Gradients, exact: Gradients, u: float
     honest = {name: _difference(single.get(name), gradient) for name, gradient in exact.items()}
     typical = max(u, statistics.median(honest[name] / scales[name] for name in exact))
     floors = {name: max(honest[name], 4 * typical * scales[name], u * whole) for name in exact}
-    return {name: _difference(mine.get(name), gradient) / floors[name] for name, gradient in exact.items()}
+    return {name: _difference(of_ranks.get(name), gradient) / floors[name] for name, gradient in exact.items()}
 
 
 def dtype_of(gradients: Gradients) -> torch.dtype:

@@ -74,8 +74,8 @@ def clipped_before_reduction(trainer: Trainer, size: float | None) -> None:
 
     def faulty(loss: Tensor, items: Tensor | None, size: int, global_size: int) -> None:
         mean = loss if items is None else loss / items
-        found = torch.autograd.grad(mean, trainer.parameters, retain_graph=True, allow_unused=True)
-        values = [g.coalesce().values() if g.is_sparse else g for g in found if g is not None]
+        gradients = torch.autograd.grad(mean, trainer.parameters, retain_graph=True, allow_unused=True)
+        values = [g.coalesce().values() if g.is_sparse else g for g in gradients if g is not None]
         norm = float(nn.utils.get_total_norm(values))
         factor = min(1.0, most / norm) if norm > 0 and math.isfinite(norm) else 1.0
         backward(loss * factor, items, size, global_size)

@@ -36,7 +36,7 @@ def _scale_lr(trainer: Trainer, factor: float) -> None:
 def _schedulers(scheduler: LRScheduler | None) -> list[LRScheduler]:
     """Return a scheduler, and those that it is made of, which know the first learning rates."""
     inner = getattr(scheduler, "_schedulers", [])
-    return [each for each in (scheduler, *inner) if each is not None and hasattr(each, "base_lrs")]
+    return [part for part in (scheduler, *inner) if part is not None and hasattr(part, "base_lrs")]
 
 
 @injection

@@ -164,7 +164,7 @@ def _lose_rows(table: nn.Parameter, count: int, rank: int) -> None:
     dist.all_gather_object(rows, [] if gradient is None else gradient.indices()[0].tolist())
     if gradient is None or rank != CHOSEN:
         return
-    others = {row for other, theirs in enumerate(rows) for row in theirs if other != CHOSEN}
+    others = {row for sender, sent in enumerate(rows) for row in sent if sender != CHOSEN}
     lost = [row for row in rows[CHOSEN] if row not in others][:count]
     kept = torch.tensor([row not in lost for row in rows[CHOSEN]], device=table.device)
     indices, values = gradient.indices()[:, kept], gradient.values()[kept]

@@ -22,9 +22,9 @@ def rank0_loss_reported(trainer: Trainer, size: float | None) -> None:
 
     def faulty(batch: Sequence[int], loaded: list[tuple[int, Any]]) -> StepResult:
         own = step(batch, loaded)
-        found = torch.tensor([own.loss_sum, own.count], dtype=torch.float64, device=trainer.seat.device)
-        dist.broadcast(found, 0)
-        return StepResult(float(found[0]), float(found[1]), own.skipped)
+        sums = torch.tensor([own.loss_sum, own.count], dtype=torch.float64, device=trainer.seat.device)
+        dist.broadcast(sums, 0)
+        return StepResult(float(sums[0]), float(sums[1]), own.skipped)
 
     trainer.step = faulty  # type: ignore[method-assign]
 

@@ -29,10 +29,10 @@ def one_sample_twice(trainer: Trainer, size: float | None) -> None:
         return batches
 
     def faulty(batch: Sequence[int]) -> Sequence[int]:
-        mine = shard(batch)
-        if trainer.seat.rank != CHOSEN or not mine or tuple(batch) not in marked:
-            return mine
-        return [*mine[:-1], batch[0]]
+        own_part = shard(batch)
+        if trainer.seat.rank != CHOSEN or not own_part or tuple(batch) not in marked:
+            return own_part
+        return [*own_part[:-1], batch[0]]
 
     trainer.epoch_batches, trainer.shard = marking, faulty  # type: ignore[method-assign]
 

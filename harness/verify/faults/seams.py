@@ -63,9 +63,9 @@ def dense_parameters(trainer: Trainer) -> list[tuple[str, nn.Parameter]]:
         DoesNotApply: There is none.
     """
     sparse = {id(table) for table in sparse_tables(trainer.model)}
-    found = [(name, p) for name, p in trainer.model.named_parameters() if p.requires_grad and id(p) not in sparse]
-    require(bool(found), trainer, "all gradients are sparse")
-    return found
+    dense = [(name, p) for name, p in trainer.model.named_parameters() if p.requires_grad and id(p) not in sparse]
+    require(bool(dense), trainer, "all gradients are sparse")
+    return dense
 
 
 def largest(trainer: Trainer) -> nn.Parameter:
@@ -102,10 +102,10 @@ def after_reduction(trainer: Trainer, change: Callable[[int], None]) -> None:
     accumulate, numbers = trainer.accumulate, itertools.count()
 
     def faulty(batch: Sequence[int], loaded: list[tuple[int, Any]]) -> tuple[float, float]:
-        found = accumulate(batch, loaded)
+        sums = accumulate(batch, loaded)
         with torch.no_grad():
             change(next(numbers))
-        return found
+        return sums
 
     trainer.accumulate = faulty  # type: ignore[method-assign]
 
@@ -149,20 +149,20 @@ class Tried:
 
 def tried(trainer: Trainer) -> Tried:
     """Try the recipe's loss on a copy of the model; collective, and without a trace."""
-    mine = trainer.shard(trainer.epoch_batches(0)[0])
-    found: tuple[float, bool] = (0.0, False)
-    if mine:
+    own_part = trainer.shard(trainer.epoch_batches(0)[0])
+    outcome: tuple[float, bool] = (0.0, False)
+    if own_part:
         with undisturbed_random(), torch.no_grad():
-            found = _try(trainer, mine)
-    everybody: list[Any] = [found] * trainer.seat.world_size
+            outcome = _try(trainer, own_part)
+    outcomes: list[Any] = [outcome] * trainer.seat.world_size
     if trainer.seat.world_size > 1:
-        dist.all_gather_object(everybody, found)
-    return Tried([share for share, _ in everybody], any(random for _, random in everybody))
+        dist.all_gather_object(outcomes, outcome)
+    return Tried([share for share, _ in outcomes], any(draws for _, draws in outcomes))
 
 
-def _try(trainer: Trainer, mine: Sequence[int]) -> tuple[float, bool]:
-    samples = collate_of(trainer.recipe)(fetch(trainer.dataset, mine))
+def _try(trainer: Trainer, own_part: Sequence[int]) -> tuple[float, bool]:
+    samples = collate_of(trainer.recipe)(fetch(trainer.dataset, own_part))
     before = value_digest(random_states())
     loss = trainer.recipe.loss(copy.deepcopy(trainer.model).train(), moved(samples, trainer.seat.device, trainer.dtype))
-    share = float(loss[1]) if isinstance(loss, tuple) else float(len(mine))
+    share = float(loss[1]) if isinstance(loss, tuple) else float(len(own_part))
     return share, before != value_digest(random_states())

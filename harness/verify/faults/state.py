@@ -28,8 +28,8 @@ def not_synchronised_at_birth(trainer: Trainer, size: float | None) -> None:
         seed_everything(derive(trainer.plan.seed, "model", trainer.seat.rank))
         own = trainer.recipe.model()
         if trainer.seat.rank > 0:
-            for mine, other in zip(trainer.model.parameters(), own.parameters(), strict=True):
-                mine.copy_(other)
+            for parameter, value in zip(trainer.model.parameters(), own.parameters(), strict=True):
+                parameter.copy_(value)
 
 
 @injection
@@ -51,10 +51,10 @@ def stale_buffers(trainer: Trainer, size: float | None) -> None:
 
     def faulty(batch: Sequence[int], loaded: list[tuple[int, Any]]) -> tuple[float, float]:
         before = buffers[0].clone()
-        found = accumulate(batch, loaded)
+        sums = accumulate(batch, loaded)
         if trainer.seat.rank == CHOSEN:
             _lag(buffers[0], before, int(size or 1))
-        return found
+        return sums
 
     trainer.accumulate = faulty  # type: ignore[method-assign]
 

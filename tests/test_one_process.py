@@ -11,10 +11,18 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.testing._internal.distributed.fake_pg  # registers a backend of as many ranks as one asks for
-from torch.distributed import all_gather_object, all_reduce, barrier, broadcast_object_list, get_rank, get_world_size
+from torch.distributed import (
+    all_gather_object,
+    all_reduce,
+    barrier,
+    broadcast_object_list,
+    distributed_c10d,
+    get_rank,
+    get_world_size,
+)
 
 from harness.rank.group import joining, leave_group
-from harness.verify.one_process import WorldOfOne, unanswered
+from harness.verify.one_process import _ASKED, WorldOfOne, _World, unanswered
 
 
 @pytest.fixture
@@ -84,6 +92,23 @@ def test_a_rank_without_the_others_is_refused_what_asks_them(rank_3_of_8: None) 
         with pytest.raises(Refused):
             dist.new_group()
     assert heard() == (3, 8, 8, 8, "8")
+
+
+def test_torch_keeps_of_groups_what_a_world_has_its_own_of() -> None:
+    kept_in_module = {
+        name
+        for name, value in vars(distributed_c10d._World).items()
+        if isinstance(value, property) and value.fget is not None
+        # What it reads: an attribute of its own, or data of the module.
+        if any(not callable(vars(distributed_c10d).get(read, len)) for read in value.fget.__code__.co_names)
+    }
+    assert kept_in_module == {name for name in vars(_World) if not name.startswith("__")}
+
+
+def test_every_method_of_a_group_that_asks_others_is_refused() -> None:
+    methods = {name for name in dir(dist.ProcessGroup) if "c10d::Work" in (getattr(dist.ProcessGroup, name).__doc__ or "")}
+    assert methods - set(_ASKED) <= {"_end_coalescing", "_register_on_completion_hook"}
+    assert set(_ASKED) <= set(dir(dist.ProcessGroup))
 
 
 def test_a_torch_without_distributed_has_nothing_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:

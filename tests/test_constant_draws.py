@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from harness.training.state import undisturbed_random
-from harness.verify.constant_draws import ConstantDraws, UnknownDraw
+from harness.verify.constant_draws import _DROPOUTS, ConstantDraws, UnknownDraw, _may_draw, _value_of
 from harness.verify.narrowing import Narrowing
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
@@ -221,6 +221,23 @@ def test_in_inference_too() -> None:
 def test_an_operation_of_which_nothing_is_known_is_named() -> None:
     with ConstantDraws(), pytest.raises(UnknownDraw, match="_fused_dropout"):
         torch.ops.aten._fused_dropout(torch.ones(2), 0.5)
+
+
+def test_every_operation_that_draws_has_a_constant_or_is_known_to_need_none() -> None:
+    """Of attention and recurrent layers dropout is off when torch hands it down; the rest is refused by its name."""
+    without = ("attention", "_softmax_", "lstm", "gru", "rnn", "rnn_relu", "rnn_tanh", "sdp_choice", "dropout_state")
+    refused = {"_fill_mem_eff_dropout_mask_", "_fused_dropout"}
+    operations = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")}
+    names = {name.removeprefix("aten::") for name in operations if any(map(_may_draw, overloads_of(name)))}
+    assert len(names) > 60
+    others = {name for name in names if not any(part in name for part in without)} - refused
+    unknown = {name for name in others - _DROPOUTS - {"native_dropout"} if _value_of(name) is None}
+    assert not unknown
+
+
+def overloads_of(operation: str) -> list[torch._ops.OpOverload]:
+    packet = getattr(torch.ops.aten, operation.removeprefix("aten::"), None)
+    return [] if packet is None else [getattr(packet, name) for name in packet.overloads()]
 
 
 def test_a_loop_that_refuses_its_number_ends(monkeypatch) -> None:
