@@ -14,7 +14,7 @@ import pytest
 
 from harness.launchers import registry
 from harness.launchers.spawn import SpawnLauncher
-from tests.processes import descendants, wait_until
+from tests.processes import command_line, descendants, wait_until
 
 
 def warm_server_pid() -> int | None:
@@ -46,14 +46,20 @@ def _hangups_are_heard() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _leaks_can_be_seen() -> None:
+    if not Path("/proc/thread-self/children").exists():
+        pytest.exit("This kernel does not list the children of a process (CONFIG_PROC_CHILDREN): no leak would show.", 1)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left(_private_temporary_folder: Path) -> Iterator[None]:
-    environment, processes, files = dict(os.environ), set(descendants(os.getpid())), _files(_private_temporary_folder)
+    environment, processes, files = dict(os.environ), descendants(os.getpid()), _files(_private_temporary_folder)
     yield
 
     def left() -> list[str]:
-        new = {pid: line for pid, line in descendants(os.getpid()).items() if pid not in processes and pid != warm_server_pid()}
-        return [f"process {pid}: {line}" for pid, line in new.items()] + sorted(_files(_private_temporary_folder) - files)
+        new = descendants(os.getpid()) - processes - {warm_server_pid()}
+        return [f"process {pid}: {command_line(pid)}" for pid in new] + sorted(_files(_private_temporary_folder) - files)
 
     wait_until(lambda: not left(), 3.0)
     assert left() == [], "left behind by this test"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -21,23 +22,30 @@ def scaled(seconds: float) -> float:
     return seconds * max(1.0, (time.monotonic() - begin) / 0.09)
 
 
-def descendants(root: int) -> dict[int, str]:
-    """Return the command lines of all living processes below ``root``, by process id."""
-    parents, commands = {}, {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            state, parent = entry.joinpath("stat").read_text().rpartition(")")[2].split()[:2]
-            commands[int(entry.name)] = entry.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if state != "Z":
-            parents[int(entry.name)] = int(parent)
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return {pid: commands[pid] for pid in found - {root}}
+def descendants(root: int) -> set[int]:
+    """Return the ids of all living processes below ``root``."""
+    found: set[int] = set()
+    new = {root}
+    while new:
+        new = {child for parent in new for child in _children(parent) if alive(child)} - found
+        found |= new
+    return found
+
+
+def _children(pid: int) -> set[int]:
+    """Return what a process has started and not yet waited for, by whichever thread."""
+    children: set[int] = set()
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            children |= set(map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()))
+    return children
+
+
+def command_line(pid: int) -> str:
+    """Return the words with which a process was started; nothing of one that is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
 
 
 def printing_into(folder: Path) -> set[int]:

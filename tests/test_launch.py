@@ -497,7 +497,7 @@ def test_signals_to_the_command_leave_nothing(tmp_path, number, status):
     finally:
         parent.kill()
         parent.wait()
-    assert {int((pids / name).read_text()) for name in "01"} <= set(children)
+    assert {int((pids / name).read_text()) for name in "01"} <= children
     assert wait_until(lambda: not any(map(alive, children)), scaled(5))
     assert wait_until(lambda: not list(tmp_path.glob("harness-*")))
 

@@ -80,7 +80,7 @@ def test_a_signal_ends_a_run_with_its_status_and_leaves_nothing(
     job = RunDir(tmp_path / "out" / "0")
     try:
         assert wait_until(lambda: all(any(e["event"] == "step" for e in job.events(rank)) for rank in (0, 1)))
-        below = set(descendants(parent.pid))
+        below = descendants(parent.pid)
         parent.send_signal(number)
         _, said = parent.communicate(timeout=scaled(10))
     finally:

@@ -157,10 +157,10 @@ def test_only_a_reference_to_the_main_module_is_one():
 
 
 def test_no_rank_was_started_by_any_refusal():
-    before = set(descendants(os.getpid()))
+    before = descendants(os.getpid())
     with pytest.raises(ConfigError):
         spawn(lambda: 1, nprocs=2)
-    assert set(descendants(os.getpid())) == before
+    assert descendants(os.getpid()) == before
 
 
 def test_placement_of_devices(monkeypatch):
@@ -536,7 +536,7 @@ def test_signals_to_the_parent_leave_nothing(tmp_path, number):
     try:
         assert wait_until(lambda: (folder / "0").exists() and (folder / "1").exists())
         children = descendants(parent.pid)
-        assert {int((folder / name).read_text()) for name in "01"} <= set(children)
+        assert {int((folder / name).read_text()) for name in "01"} <= children
         parent.send_signal(number)
         parent.wait(timeout=PATIENCE_S)
     finally:
@@ -574,7 +574,7 @@ def test_children_of_a_killed_parent_keep_nothing_alive(tmp_path):
     try:
         assert wait_until(lambda: all((folder / name).exists() for name in ("0", "1", "children")))
         theirs = [int(pid) for pid in (folder / "children").read_text().split()]
-        ours = set(descendants(parent.pid)) - set(theirs)
+        ours = descendants(parent.pid) - set(theirs)
         parent.kill()
         parent.wait()
         assert wait_until(lambda: not any(map(alive, ours)), scaled(5)), "ranks are left"

@@ -97,7 +97,7 @@ def start(how: str, folder: Path, behaviour: str = "workers", ignore: bool = Fal
     ranks = 1 if how == "inline" else 2
     ready = wait_until(lambda: all((folder / "run" / f"{told}-{rank}").exists() for rank in range(ranks)))
     assert ready, (folder / "stderr").read_text()
-    below = set(descendants(parent.pid))
+    below = descendants(parent.pid)
     if behaviour == "workers":
         assert len(below) >= 2 * ranks + (0 if how == "inline" else ranks)
     return parent, below
@@ -179,7 +179,7 @@ def test_deaf_ranks_are_gone_as_well(folder: Path) -> None:
 def test_signal_while_ranks_are_stopped_after_a_failure(number: int, folder: Path) -> None:
     parent = start_quickly(folder, {"0": "stubborn", "1": "raise when 0 is ready"}, grace_s=100.0)
     assert wait_until((folder / "run" / "stopping-0").exists)
-    below = set(descendants(parent.pid))
+    below = descendants(parent.pid)
     parent.send_signal(number)
     assert parent.wait(scaled(5)) == 128 + number
     assert_gone(below)
@@ -191,7 +191,7 @@ def test_signal_while_ranks_are_stopped_after_a_failure(number: int, folder: Pat
 def test_signal_while_nobody_reads(behaviour: str, both: bool, folder: Path, pipe: tuple[int, int]) -> None:
     parent = start_quickly(folder, behaviour, stdout=pipe[1], stderr=pipe[1] if both else None)
     assert wait_until(lambda: (folder / "run" / "waiting-1").exists() and is_full(pipe[1]))
-    below = set(descendants(parent.pid))
+    below = descendants(parent.pid)
     parent.send_signal(signal.SIGTERM)
     assert parent.wait(scaled(5)) == 143
     assert_gone(below)
@@ -201,7 +201,7 @@ def test_failure_while_nobody_reads(folder: Path, pipe: tuple[int, int]) -> None
     parent = start_quickly(folder, {"0": "lines and wait", "1": "os._exit(3) when told"}, stdout=pipe[1])
     run = RunDir(folder / "run")
     assert wait_until(lambda: (run.path / "waiting-0").exists() and is_full(pipe[1]))
-    below = set(descendants(parent.pid))
+    below = descendants(parent.pid)
     (run.path / "go").touch()
     pid = run.events(0)[0]["pid"]
     assert pid in below and wait_until(lambda: not alive(pid))
@@ -221,7 +221,7 @@ def test_signal_while_the_warm_server_starts(folder: Path) -> None:
         env={**os.environ, "TMPDIR": str(folder / "tmp")},
     )
     assert wait_until(lambda: descendants(parent.pid))
-    below = set(descendants(parent.pid))
+    below = descendants(parent.pid)
     parent.send_signal(signal.SIGTERM)
     assert parent.wait(scaled(5)) == 143
     assert_gone(below)
