@@ -2,9 +2,10 @@
 
 A module's ``CASES`` maps a name to a function of a :class:`~harness.training.trainer.Seat` and a folder that all groups share.
 What it returns in each rank, or the traceback of what it raised, is what :meth:`Outcomes.of` returns. Ranks are forked when a
-test first asks, for a handful of cases at a time. Each case has a process group of its own, so that one which leaves its ranks
-in disorder spoils no other. A rank whose case is done at once leaves that group only when all have joined it, as the product's
-ranks do. No clock limits a group: a rank that is silent over one case shows its stack and ends, and so do the others.
+test first asks, for a handful of cases at a time; a case that has ``sizes`` runs in groups of those alone. Each case has a
+process group of its own, so that one which leaves its ranks in disorder spoils no other. A rank whose case is done at once
+leaves that group only when all have joined it, as the product's ranks do. No clock limits a group: a rank that is silent over
+one case shows its stack and ends, and so do the others.
 """
 
 from __future__ import annotations
@@ -102,12 +103,12 @@ def main(module: str, folder: Path) -> None:
     """Fork the ranks of each group that is asked for, and answer with the names of the cases that they have run."""
     children_die_with_this_process()
     cases = importlib.import_module(module).CASES
-    names = list(cases)
     gc.freeze()  # what a rank collects is its own alone
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
         size, case = json.loads(line)
+        names = [name for name in cases if size in getattr(cases[name], "sizes", (size,))]
         begin = names.index(case) // TOGETHER * TOGETHER
         together = names[begin : begin + TOGETHER]
         run_group({name: cases[name] for name in together}, size, folder)

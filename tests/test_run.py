@@ -55,12 +55,9 @@ def test_a_whole_run_keeps_torch_out_of_the_parent(tmp_path: Path) -> None:
     ("launcher", "number", "ignored"),
     [
         ("spawn", signal.SIGINT, False),
-        ("spawn", signal.SIGTERM, False),
         ("launch", signal.SIGHUP, False),
         # As a shell starts a job in the background.
-        ("launch", signal.SIGINT, True),
-        ("torchrun", signal.SIGTERM, False),
-        ("torchrun", signal.SIGINT, False),
+        ("torchrun", signal.SIGINT, True),
     ],
 )
 def test_a_signal_ends_a_run_with_its_status_and_leaves_nothing(

@@ -524,7 +524,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_signals_to_the_parent_leave_nothing(tmp_path, number):
     script, folder = tmp_path / "app.py", tmp_path / "pids"
     script.write_text(WAITS)

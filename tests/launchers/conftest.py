@@ -25,7 +25,13 @@ def echo(tmp_path: Path) -> Echo:
     return run
 
 
-@pytest.fixture(params=list(STARTS))
+@pytest.fixture(params=["spawn", "launch"])
 def how(request: pytest.FixtureRequest) -> str:
-    """Return each way to start several ranks."""
+    """Return the two ways to start ranks that keep the whole contract: forked from a server, and as programs."""
+    return str(request.param)
+
+
+@pytest.fixture(params=list(STARTS))
+def any_how(request: pytest.FixtureRequest) -> str:
+    """Return each way to start several ranks, for one case of each kind."""
     return str(request.param)

@@ -68,7 +68,7 @@ def test_exception_names_rank_type_message_and_users_line(how: str, echo: Echo) 
         ("interrupt", "KeyboardInterrupt"),
     ],
 )
-@pytest.mark.parametrize("how", ["spawn", "launch", "inline"])
+@pytest.mark.parametrize("how", ["spawn", "inline"])
 def test_any_exception_is_a_failure(how: str, behaviour: str, expected: str, echo: Echo) -> None:
     result = echo(how, {"*": behaviour}, nprocs=1).result
     assert result.status == "failed" and expected in result.message
@@ -85,11 +85,16 @@ def test_any_exception_is_a_failure(how: str, behaviour: str, expected: str, ech
     ],
 )
 def test_exit_codes_and_signals(how: str, behaviour: str, code: int, number: int, words: str, echo: Echo) -> None:
-    if how == "torchrun" and behaviour == "segfault":
-        pytest.skip("the same path as kill -9, and slow to start")
     result = echo(how, {"1": behaviour, "0": "for ever"}).result
     assert result.message.startswith(f"rank 1 of 2 {words}")
     assert (result.failed_rank, result.exit_code, result.signal) == (1, code, number)
+
+
+@pytest.mark.parametrize("how", ["spawn-spawn", "spawn-fork", "torchrun"])
+def test_exit_codes_and_signals_however_ranks_start(how: str, echo: Echo) -> None:
+    left = echo(how, {"1": "os._exit(7)", "0": "for ever"}).result
+    killed = echo(how, {"1": "kill -9", "0": "for ever"}).result
+    assert [(result.failed_rank, result.exit_code, result.signal) for result in (left, killed)] == [(1, 7, None), (1, None, 9)]
 
 
 @pytest.mark.parametrize("behaviour", ["sys.exit(256)", "sys.exit(text)"])
@@ -124,9 +129,9 @@ def test_consequence_heard_first_is_marked_as_one(how: str, echo: Echo) -> None:
     assert "Rank 0 failed as a consequence." in result.message
 
 
-def test_hang_is_found_with_stacks_of_all(how: str, echo: Echo) -> None:
-    timeout_s = scaled(8 if how == "torchrun" else 2.5)
-    echoed = echo(how, {"0": "for ever"}, timeout_s=timeout_s)
+def test_hang_is_found_with_stacks_of_all(any_how: str, echo: Echo) -> None:
+    timeout_s = scaled(8 if any_how == "torchrun" else 2.5)
+    echoed = echo(any_how, {"0": "for ever"}, timeout_s=timeout_s)
     assert echoed.result.failed_rank == 0
     assert f"rank 0 of 2 was silent for {timeout_s:g} s (launcher.timeout_s); all ranks were stopped." in echoed.result.message
     assert str(echoed.run.stacks) in echoed.result.account
@@ -151,8 +156,8 @@ def stopping_s(result: RunResult, failed: int) -> float:
     return result.marks["returned"] - (result.ranks[failed].t_end or 0.0)
 
 
-def test_deaf_rank_is_killed_after_the_grace_time(how: str, echo: Echo) -> None:
-    result = echo(how, {"0": "deaf", "1": "raise when 0 is ready"}, grace_s=0.5).result
+def test_deaf_rank_is_killed_after_the_grace_time(any_how: str, echo: Echo) -> None:
+    result = echo(any_how, {"0": "deaf", "1": "raise when 0 is ready"}, grace_s=0.5).result
     assert 0.5 < stopping_s(result, 1) < 0.5 + scaled(2)
     assert "ValueError: bad batch" in result.message
     assert result.message.endswith("Rank 0 ignored SIGTERM for 0.5 s (launcher.grace_s) and ended by SIGKILL.")
@@ -162,7 +167,6 @@ def test_others_are_stopped_within_two_seconds(how: str, echo: Echo) -> None:
     assert stopping_s(echo(how, {"0": "for ever", "1": "raise when 0 waits"}).result, 1) < scaled(2)
 
 
-@pytest.mark.parametrize("how", list(STARTS))
 def test_output_of_a_rank_that_dies_is_kept_in_whole_lines(how: str, echo: Echo) -> None:
     echoed = echo(how, {"0": "lines and exit when 1 waits", "1": "lines and wait"})
     assert echoed.result.exit_code == 1
@@ -189,9 +193,9 @@ def test_what_a_rank_started_itself_ends_with_it(how: str, echo: Echo) -> None:
     assert wait_until(lambda: not alive(pid), scaled(5))
 
 
-def test_killed_rank_leaves_no_data_loader_workers(how: str, echo: Echo) -> None:
+def test_killed_rank_leaves_no_data_loader_workers(any_how: str, echo: Echo) -> None:
     # DataLoader itself would look for its parent only every 5 s.
-    echoed = echo(how, {"0": "workers", "1": "workers, then kill -9"})
+    echoed = echo(any_how, {"0": "workers", "1": "workers, then kill -9"})
     assert (echoed.result.failed_rank, echoed.result.signal) == (1, 9), echoed.result.message
     assert all((echoed.run.path / f"iterating-{rank}").exists() for rank in (0, 1))
     assert wait_until(lambda: not printing_into(echoed.run.path), scaled(2)), printing_into(echoed.run.path)

@@ -23,6 +23,11 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def my_rank() -> int:
+    """Return this process's rank, 0 without a group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
 class Points:
     """A small network from 4 numbers to 1; the loss is the mean over samples."""
 
