@@ -12,7 +12,7 @@ import urllib.request
 
 from tests.processes import PATIENCE_S
 
-MISSING = "needs a browser: apt-get install chromium chromium-driver"
+MISSING = "no browser here: apt-get install chromium chromium-driver"
 
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,14 @@ import pytest
 
 from harness.launchers import registry
 from harness.launchers.spawn import SpawnLauncher
+from tests.browser import MISSING
 from tests.processes import command_line, descendants, wait_until
+
+LONGEST = (
+    *("test_faults", "test_contract", "test_spawn", "test_resuming", "test_parent_dies", "test_hydra_app", "test_examples"),
+    *("test_recipes", "test_environment", "test_parallel", "test_sweep", "test_trainer", "test_verified_jobs", "test_run"),
+    *("test_hydra_suites", "test_launch", "test_trials", "test_distributed", "test_report_browser", "test_wheel"),
+)
 
 
 def warm_server_pid() -> int | None:
@@ -55,6 +63,7 @@ def _leaks_can_be_seen() -> None:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(_private_temporary_folder: Path) -> Iterator[None]:
     environment, processes, files = dict(os.environ), descendants(os.getpid()), _files(_private_temporary_folder)
+    shared = _shared_memory()
     yield
 
     def left() -> list[str]:
@@ -63,6 +72,7 @@ def _nothing_is_left(_private_temporary_folder: Path) -> Iterator[None]:
 
     wait_until(lambda: not left(), 3.0)
     assert left() == [], "left behind by this test"
+    assert _staying(_shared_memory() - shared) == set(), "left behind in shared memory by this test"
     changed = {name for name in environment.keys() | os.environ.keys() if environment.get(name) != os.environ.get(name)}
     # torch._dynamo sets the second when the first optimizer of a process is made.
     assert changed <= {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}, "environment variables changed by this test"
@@ -72,9 +82,18 @@ def _nothing_is_left(_private_temporary_folder: Path) -> Iterator[None]:
 
 def _files(folder: Path) -> set[str]:
     here = {str(path) for path in Path.cwd().iterdir() if path.name in ("outputs", "multirun")}
-    found = here | {str(path) for path in folder.iterdir()} | _shared_memory()
+    found = here | {str(path) for path in folder.iterdir()}
     # torch's own cache, made once by an import.
     return {path for path in found if not Path(path).name.startswith("torchinductor_")}
+
+
+def _staying(files: set[str]) -> set[str]:
+    """Return which of these files of shared memory do not go away: other programs, and tests beside this one, use it too."""
+    deadline = time.monotonic() + 20.0
+    while files and time.monotonic() < deadline:
+        time.sleep(0.02)
+        files = files & _shared_memory()
+    return files
 
 
 def _shared_memory() -> set[str]:
@@ -89,6 +108,19 @@ def _shared_memory() -> set[str]:
             with contextlib.suppress(OSError):
                 maps.append((process / "maps").read_text(errors="replace"))
     return {name for name in files if not any(name in text for text in maps)}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest where two are run side by side."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line how to get what tests were skipped for."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if MISSING in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests in a browser were skipped; {MISSING}.", yellow=True)
 
 
 @pytest.fixture

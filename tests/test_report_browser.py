@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from tests.browser import MISSING, Browser, is_there
 from tests.processes import PATIENCE_S
 from tests.reports import hundred_jobs, job_of, recorded, written
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not is_there(), reason=MISSING)]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not is_there() and os.environ.get("CI") != "true", reason=MISSING)]
 
 TEXT = """
 const walk = node => (node.shadowRoot ? walk(node.shadowRoot) : '') + (node.nodeType === 3 ? node.textContent + ' ' : '') +
@@ -34,6 +35,7 @@ return walk(document.body).replace(/\\s+/g, ' ');
 
 @pytest.fixture
 def browser(tmp_path):
+    assert is_there(), MISSING
     with Browser(tmp_path) as made:
         made.shots = tmp_path
         yield made
