@@ -123,12 +123,12 @@ def hundred_jobs(folder):
     return sweep_report(str(folder), jobs, MACHINE)
 
 
-def written(sweep: SweepReport):
+def written(sweep: SweepReport, report=None):
     """Write a sweep's folder, as if it had run."""
     for job in sweep.jobs:
         run = RunDir(job.folder)
         run.path.mkdir(parents=True, exist_ok=True)
         job.plan.write(run)
         write_json(run.result, to_json(job.result))
-    SweepDir(sweep.folder).write([(job, Path(job.folder)) for job in sweep.jobs], sweep.machine)
+    SweepDir(sweep.folder).write([(job, Path(job.folder)) for job in sweep.jobs], sweep.machine, report)
     return Path(sweep.folder)

@@ -316,7 +316,7 @@ def _run_all(context: HydraContext, function: TaskFunction, composed: list[Compo
     returns: list[JobReturn] = []
     reports: list[JobReport] = []
     try:
-        folder.write([(job, job.run.path) for job in jobs], facts)
+        folder.write([(job, job.run.path) for job in jobs], facts, settings["report"])
         reporters.begin(str(folder.path), jobs)
         for planned in jobs:
             # What a job came to holds its configuration again: kept twice, a long sweep would grow.

@@ -12,19 +12,13 @@ from pathlib import Path
 
 from harness.compare.detection import audit_lines
 from harness.errors import HarnessError, NotComparable
-from harness.report.html import Html
-from harness.report.jsonfile import Json
-from harness.report.junit import Junit
-from harness.report.markdown import Markdown
-from harness.report.pictures import Pictures
+from harness.report.recorded import recorded_reporters
 from harness.report.reporter import Reporters
 from harness.report.sweep import table as tables
 from harness.report.sweep.against import against, against_table
 from harness.report.sweep.folder import find_sweeps, read_audit, read_sweep
 from harness.report.sweep.sweep_report import SweepReport
-from harness.report.tensorboard import TensorBoard
 from harness.report.terminal import Terminal, shown
-from harness.report.trace import Trace
 from harness.run.folder import RunDir
 
 
@@ -76,10 +70,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def report(sweep: SweepReport, table_only: bool = False) -> None:
-    """Make all reports of one sweep."""
-    files = {"pictures": Pictures(), "tensorboard": TensorBoard(), "trace": Trace(), "json": Json()}
-    files |= {"markdown": Markdown(), "html": Html(), "junit": Junit()}
-    Reporters({**({} if table_only else files), "terminal": Terminal()}).report(sweep)
+    """Make all reports of one sweep, by the reporters that it was run with; the table is shown in any case."""
+    reporters = Reporters({**({} if table_only else recorded_reporters(Path(sweep.folder))), "terminal": Terminal()})
+    try:
+        reporters.report(sweep)
+    finally:
+        reporters.close()
     for job in sweep.jobs:
         data = read_audit(RunDir(job.folder))
         if data is not None:

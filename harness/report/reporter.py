@@ -22,7 +22,8 @@ wants of :class:`Reporter`:
       best: {_target_: my_reports.Best, file: best.txt}
 
 ``python run.py report=mine`` uses it, given ``my_reports`` can be imported (``PYTHONPATH=.``). ``report.reporters.html=null``
-leaves one out. ``examples/reports/`` holds reporters for MLflow and Weights & Biases.
+leaves one out. ``python -m harness.compare`` uses it again, by the rules of :mod:`harness.report.recorded`.
+``examples/reports/`` holds reporters for MLflow and Weights & Biases.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Reporters:
 
             return cls({"terminal": Terminal()})
         chosen = {name: node for name, node in (config.get("reporters") or {}).items() if node is not None}
-        return cls({name: _make(name, node) for name, node in chosen.items()})
+        return cls({name: make(name, node) for name, node in chosen.items()})
 
     def begin(self, folder: str, jobs: Sequence[Job]) -> None:
         """See :class:`Reporter`."""
@@ -128,7 +129,12 @@ class Reporters:
             print(f"report.reporters.{name} failed and is left out: {type(error).__name__}: {error}", file=sys.stderr)
 
 
-def _make(name: str, node: Mapping[str, Any]) -> Any:
+def make(name: str, node: Mapping[str, Any]) -> Any:
+    """Return a reporter of a ``report`` group.
+
+    Raises:
+        ConfigError: Its ``_target_`` cannot be made.
+    """
     from hydra.errors import HydraException
     from hydra.utils import instantiate
 

@@ -45,11 +45,17 @@ class SweepDir:
 
     @property
     def index(self) -> Path:
-        """What the jobs are called, and what they ran on (JSON)."""
+        """What the jobs are called, what they ran on, and by whom they were reported (JSON)."""
         return self.path / "sweep.json"
 
-    def write(self, jobs: Iterable[tuple[Labelled, Path]], machine: Mapping[str, str]) -> None:
-        """Add jobs to the index; a sweeper may bring them in several batches."""
+    def write(
+        self, jobs: Iterable[tuple[Labelled, Path]], machine: Mapping[str, str], report: Mapping[str, Any] | None = None
+    ) -> None:
+        """Add jobs to the index; a sweeper may bring them in several batches.
+
+        Args:
+            report: The resolved ``report`` group, so that the same reporters can be made again.
+        """
         new = list(jobs)
         # Job 0 begins a sweep: an older one in the same folder has been written over.
         begins = any(job.plan.job == 0 for job, _ in new)
@@ -63,7 +69,9 @@ class SweepDir:
             }
         self.path.mkdir(parents=True, exist_ok=True)
         offset = time.time() - time.monotonic()
-        head = {"format": FORMAT, "machine": dict(machine), "clock_offset_s": offset}
+        head: dict[str, Any] = {"format": FORMAT, "machine": dict(machine), "clock_offset_s": offset}
+        # What JSON cannot hold, such as a path, stands as text.
+        head["report"] = json.loads(json.dumps(report, default=str))
         write_json(self.index, {**head, "jobs": list(entries.values())})
 
     def read(self) -> dict[str, Any]:
