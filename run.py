@@ -11,12 +11,9 @@ from omegaconf import DictConfig
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def main(cfg: DictConfig) -> float:
-    """What one rank does: it trains the recipe of its plan."""
-    from harness.rank.context import current
-    from harness.train import train
-
-    return train(current())
+def main(cfg: DictConfig) -> None:
+    """Be what Hydra composes for: its launcher starts ranks, and each trains what the plan in its folder says."""
+    raise RuntimeError("No rank was started: hydra/launcher=harness does that, and another launcher cannot.")
 
 
 def cli() -> None:

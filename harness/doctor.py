@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.entrypoints.settings import Attempt, Request, details, machine
+from harness.entrypoints.messages import details
+from harness.entrypoints.run_job import run_job
+from harness.entrypoints.settings import Settings, plan_of
 from harness.errors import HarnessError
+from harness.launchers import registry
 from harness.launchers.signals import Interrupted
 from harness.launchers.temp_dir import TempDir
 from harness.run.environment import cgroup_quota, loopback_interface, usable_cores, wanted_threads
@@ -72,7 +75,7 @@ def examine() -> list[Finding]:
     """Return all findings; what needs torch is left out where torch cannot be imported."""
     findings = [*_machine_findings(), _name_finding(), _loopback_finding(), _memory_finding(), _files_finding()]
     try:
-        seen = machine()
+        seen = registry.machine()
     except HarnessError as error:
         return [Finding("torch", False, str(error).splitlines()[-1]), *findings]
     torch = Finding("torch", None, f"{seen.torch}; Python {platform.python_version()}", seen.torch)
@@ -172,7 +175,9 @@ def try_launcher(method: str) -> Finding:
         script = run.path / "all_reduce.py"
         write_whole(script, _ALL_REDUCE)
         began = time.monotonic()
-        plan = Request(nprocs=2, backend="gloo", timeout_s=60.0, method=method, door="command").plan(_script(script), sys.path)
+        task = Task(kind="script", path=str(script))
+        asked = Settings(task, "command", method=method, nprocs=2, backend="gloo", timeout_s=60.0, sys_path=sys.path)
+        plan = plan_of(asked)
         text, ok = _try(run, plan)
         seconds = time.monotonic() - began
     name = f"try {method}"
@@ -192,17 +197,8 @@ assert total.item() == 2, total
 """
 
 
-def _script(path: Path) -> Task:
-    return Task(kind="script", path=str(path))
-
-
 def _try(run: RunDir, plan: RunPlan) -> tuple[str, bool]:
-    try:
-        attempt = Attempt(run, plan)
-        result = attempt.watch()
-    except HarnessError as error:
-        return str(error), False
-    assert result is not None
+    result = run_job(plan, run)
     if result.status == "ok":
         return "", True
     last = details(result, run).splitlines()

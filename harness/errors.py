@@ -16,8 +16,9 @@ HYDRA = {
     "timeout_s": "launcher.timeout_s",
     "grace_s": "launcher.grace_s",
     "pairs": "compare.pairs",
+    "null": "null",
 }
-"""Setting -> what is typed for it on the line of a Hydra app."""
+"""Setting -> what is typed for it on the line of a Hydra app; ``null`` is how a setting is switched off."""
 
 SPAWN = {
     "nprocs": "nprocs",
@@ -26,6 +27,7 @@ SPAWN = {
     "threads": "threads",
     "start_method": "start_method",
     "timeout_s": "timeout_s",
+    "null": "None",
 }
 """Setting -> the argument of ``spawn()``; what has none is not there to be set."""
 
@@ -35,6 +37,7 @@ COMMAND = {
     "devices": "--gpus",
     "threads": "--threads",
     "timeout_s": "--timeout_s",
+    "null": "left out",
 }
 """Setting -> the option of the launch command."""
 

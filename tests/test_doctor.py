@@ -85,7 +85,7 @@ def test_torch_that_cannot_be_imported(monkeypatch):
     def fail():
         raise HarnessError("torch cannot be imported by python:\nImportError: libgone.so")
 
-    monkeypatch.setattr(doctor, "machine", fail)
+    monkeypatch.setattr(doctor.registry, "machine", fail)
     findings = doctor.examine()
     assert findings[0] == Finding("torch", False, "ImportError: libgone.so")
     assert not [finding for finding in findings if finding.name.startswith("try")]

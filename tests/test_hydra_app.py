@@ -304,7 +304,7 @@ REFUSED = {
         r"launcher slurm \(hydra.launcher.method\) is unknown; use spawn, launch, torchrun, inline"
     ),
     "hydra.launcher.threads=0": "threads=0 must be auto or at least 1",
-    "hydra.launcher.timeout_s=-1": "timeout_s=-1.0 must be above 0, or null",
+    "hydra.launcher.timeout_s=-1": "timeout_s=-1.0 must be a number of seconds above 0, or null",
 }
 IN_TURN = """
 import runpy, sys

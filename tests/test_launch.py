@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from harness.entrypoints import launch_command, options
+from harness.entrypoints.console import Console
 from harness.entrypoints.options import parse, split
-from harness.entrypoints.settings import Console
 from harness.errors import COMMAND, WORDS, BackendUnavailable, ConfigError, HarnessError, Problem, aside
 from harness.rank import store
 from harness.run.folder import RunDir

@@ -63,7 +63,7 @@ def test_launchers_that_train_differently_are_red_and_fail_the_job(tmp_path):
 
 def test_who_ends_a_sweep_is_told_how_to_see_what_was_done(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hydra_jobs.pool, "close_all", lambda: None)
+    monkeypatch.setattr(hydra_jobs.registry, "close_all", lambda: None)
     before = signal.getsignal(signal.SIGINT)
     for folder, hint in ((recorded("four_jobs", tmp_path), True), (tmp_path / "none", False)):
         with pytest.raises(SystemExit) as ended:

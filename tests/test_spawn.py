@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -18,8 +17,9 @@ import pytest
 import harness
 from harness import BackendUnavailable, ConfigError, RankFailed, RunTimeout
 from harness.entrypoints.exceptions import RankTraceback
-from harness.entrypoints.settings import Request, machine
-from harness.entrypoints.spawn import _refers_to_main, spawn
+from harness.entrypoints.pickling import pickled
+from harness.entrypoints.settings import Settings, plan_of
+from harness.entrypoints.spawn import spawn
 from harness.launchers import registry
 from harness.run.plan import Task
 from tests import calls
@@ -145,15 +145,15 @@ def test_old_names_warn_and_say_what_replaces_them(name, advice):
 
 
 def test_only_a_reference_to_the_main_module_is_one():
-    def call(function, *args):
-        return pickle.dumps((function, args))
+    def refers_to_main(function, *args):
+        return pickled((function, args)).refers_to_main
 
-    assert not _refers_to_main(call(calls.echo, "/x/__main__", "__main__", "echo", b"__main__"))
+    assert not refers_to_main(calls.echo, "/x/__main__", "__main__", "echo", b"__main__")
     typed = type("Typed", (), {"__module__": "__main__"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["__main__"], "Typed", typed, raising=False)
-        assert _refers_to_main(call(typed))
-        assert _refers_to_main(call(calls.echo, "__main__", typed))
+        assert refers_to_main(typed) and refers_to_main(calls.echo, typed())
+        assert refers_to_main(calls.echo, "__main__", typed)
 
 
 def test_no_rank_was_started_by_any_refusal():
@@ -164,24 +164,24 @@ def test_no_rank_was_started_by_any_refusal():
 
 
 def test_placement_of_devices(monkeypatch):
-    monkeypatch.setattr("harness.entrypoints.settings.machine", lambda: machine_with(cuda=4))
+    monkeypatch.setattr(registry, "machine", lambda: machine_with(cuda=4))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    for request, devices in [
-        (Request(nprocs=2, backend="nccl"), ("4", "5")),
-        (Request(backend="nccl"), ("4", "5", "6", "7")),
-        (Request(nprocs=2, backend="nccl", devices="7,4"), ("7", "4")),
+    for settings, devices in [
+        ({"nprocs": 2}, ("4", "5")),
+        ({}, ("4", "5", "6", "7")),
+        ({"nprocs": 2, "devices": "7,4"}, ("7", "4")),
     ]:
-        assert planned(request).devices == devices
+        assert planned(**settings).devices == devices
     with pytest.raises(ConfigError, match=r"gpus=3: 3 is not visible here\. Visible: 4, 5, 6, 7\."):
-        planned(Request(nprocs=1, backend="nccl", devices="3"))
+        planned(nprocs=1, devices="3")
     with pytest.raises(ConfigError, match=r"gpus=4,5 names 2 devices, but nprocs=3"):
-        planned(Request(nprocs=3, backend="nccl", devices="4,5"))
+        planned(nprocs=3, devices="4,5")
     with pytest.raises(BackendUnavailable, match=r"nprocs=5, but 4 GPUs are visible\. Use backend=gloo or nprocs=4\."):
-        planned(Request(nprocs=5, backend="nccl"))
+        planned(nprocs=5)
 
 
-def planned(request):
-    return request.plan(Task(kind="call"), sys.path)
+def planned(**settings):
+    return plan_of(Settings(Task(kind="call"), "spawn", backend="nccl", **settings))
 
 
 def machine_with(**devices):
@@ -191,7 +191,7 @@ def machine_with(**devices):
 
 
 def test_machine_is_asked_once():
-    assert machine() is machine()
+    assert registry.machine() is registry.machine()
 
 
 # --- what ranks get, and give back -------------------------------------------------------------------------------------
@@ -622,7 +622,9 @@ def test_public_names_and_defaults():
         "join": True,
         "daemon": False,
     }
-    assert Request() == Request(-1, "auto", None, "gpus", "forkserver", None, "auto", "spawn")
+    settings = Settings(Task(kind="call"), "spawn")
+    assert (settings.nprocs, settings.backend, settings.devices) == (-1, "auto", None)
+    assert (settings.start_method, settings.timeout_s, settings.threads) == ("forkserver", None, "auto")
 
 
 @pytest.mark.ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from harness.entrypoints.settings import details
+from harness.entrypoints.messages import details
 from harness.errors import ConfigError, HarnessError, RankFailed, RunTimeout
 from harness.run.folder import RunDir
 from harness.run.record import RunResult

@@ -1,48 +1,42 @@
-"""From Hydra's jobs to runs and back: compose, resolve once, validate all, launch each, hand rank 0's values to the sweeper."""
+"""From Hydra's jobs to runs and back: plan all, launch each, hand rank 0's values to the sweeper."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import os
-import pickle
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra import version
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
 from hydra.errors import CompactHydraException
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.compare.correctness.checks_runs import may_share_reference
 from harness.config import incomplete
 from harness.entrypoints import resume
+from harness.entrypoints.hydra_compose import Composed, compose, settings_of, write_folder
+from harness.entrypoints.hydra_plan import plan_all
 from harness.entrypoints.repeat import done_before, groups, run_trials
 from harness.entrypoints.run_job import run_job
-from harness.entrypoints.settings import machine
 from harness.errors import ConfigError, HarnessError
 from harness.launchers import registry
 from harness.launchers.signals import Interrupted
-from harness.rank.task import describe_function
 from harness.report.reporter import Reporters
 from harness.report.sweep.folder import SweepDir, job_report, whole_sweep
 from harness.report.sweep.notes import failed_launches
 from harness.report.sweep.sweep_report import JobReport, SweepReport
-from harness.run.checkpoint_file import find_checkpoint
-from harness.run.environment import usable_cores, wanted_threads
-from harness.run.folder import RunDir, read_value, write_whole
+from harness.run.folder import RunDir, read_value
 from harness.run.job import Job, alone_in
 from harness.run.machine import machine_facts
-from harness.run.placement import Placement, place
-from harness.run.plan import START_METHODS, RunPlan, Task, TrainPlan, Trial
+from harness.run.plan import Trial
 from harness.run.record import RunResult
 
 log = logging.getLogger(__name__)
@@ -50,27 +44,6 @@ log = logging.getLogger(__name__)
 
 class JobFailed(CompactHydraException):
     """A job that Hydra shall report with its overrides and in one message."""
-
-
-@dataclass(frozen=True)
-class Composed:
-    """One job as Hydra composed it; all that can be resolved is."""
-
-    number: int
-    overrides: Sequence[str]
-    config: DictConfig
-
-    @property
-    def folder(self) -> Path:
-        """The job's folder."""
-        return Path(self.config.hydra.runtime.output_dir)
-
-    def task_config(self) -> DictConfig:
-        """Return what the app's function gets."""
-        config = self.config.copy()
-        with read_write(config), open_dict(config):
-            del config["hydra"]
-        return config
 
 
 def launch(
@@ -118,195 +91,6 @@ def _refuse_run_dir(config: DictConfig) -> None:
         folder = given[-1].partition("=")[2]
         said = f"{given[-1]} names the folder of a single run, and every run is a sweep: use hydra.sweep.dir={folder}."
         raise ConfigError(said)
-
-
-def compose(context: HydraContext, config: DictConfig, overrides: Sequence[str], number: int) -> Composed:
-    """Return one job, with its folder fixed and every interpolation resolved that this process can resolve."""
-    job = context.config_loader.load_sweep_config(config, list(overrides))
-    with open_dict(job):
-        job.hydra.job.id = str(number)
-        job.hydra.job.num = number
-        if job.hydra.job.chdir is None:
-            # As Hydra itself decides it, by the app's version_base.
-            job.hydra.job.chdir = not version.base_at_least("1.2")
-    HydraConfig.instance().set_config(job)
-    folder = os.path.abspath(os.path.join(str(job.hydra.sweep.dir), str(job.hydra.sweep.subdir)))
-    with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
-        job.hydra.runtime.output_dir = folder
-    HydraConfig.instance().set_config(job)
-    resolve(job.hydra)
-    HydraConfig.instance().set_config(job)
-    resolve(job)
-    HydraConfig.instance().set_config(job)
-    return Composed(number, list(overrides), job)
-
-
-def resolve(node: Any) -> None:
-    """Replace each interpolation by its value; one that cannot be resolved stays, and fails where it is read, as ever."""
-    with read_write(node), open_dict(node):
-        for key in list(range(len(node))) if isinstance(node, ListConfig) else list(node.keys()):
-            if OmegaConf.is_missing(node, key):
-                continue
-            if OmegaConf.is_interpolation(node, key):
-                _replace(node, key)
-            elif OmegaConf.is_config(node[key]):
-                resolve(node[key])
-
-
-def _replace(node: Any, key: Any) -> None:
-    try:
-        value = node[key]
-        node[key] = value
-    except OmegaConfBaseException:
-        return
-    if OmegaConf.is_config(value):
-        resolve(node[key])
-
-
-def plan_all(composed: Sequence[Composed], function: TaskFunction) -> list[Job]:
-    """Return all jobs of a sweep, ready to start.
-
-    Raises:
-        ConfigError: Any of them has a setting that cannot work; all such settings of all jobs are named.
-    """
-    task = describe_function(function, inline=all(settings_of(one.config)["method"] == "inline" for one in composed))
-    jobs, problems = [], []
-    for one in composed:
-        try:
-            jobs.append(plan_one(one, task))
-        except HarnessError as error:
-            problems.append(f"job {one.number}: {error}" if len(composed) > 1 else str(error))
-    problems += shared_folders(composed)
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return jobs
-
-
-def _no_checkpoint(one: Composed, train: TrainPlan) -> list[str]:
-    """Return that there is nothing to go on from, unless a job before this one may leave it."""
-    path = Path(os.getcwd(), train.resume or "")
-    if train.resume is None or path.is_relative_to(os.path.abspath(one.config.hydra.sweep.dir)):
-        return []
-    try:
-        find_checkpoint(path)
-    except ConfigError as error:
-        return [str(error)]
-    return []
-
-
-def shared_folders(composed: Sequence[Composed]) -> list[str]:
-    """Return a sentence for each job that would write over an earlier one's folder."""
-    owners: dict[Path, int] = {}
-    sentences = []
-    for one in composed:
-        owner = owners.setdefault(one.folder, one.number)
-        if owner != one.number:
-            said = f"job {one.number} would write over job {owner}, into {one.folder}"
-            sentences.append(f"{said}: put ${{hydra.job.num}} into hydra.sweep.subdir.")
-    return sentences
-
-
-def plan_one(one: Composed, task: Task) -> Job:
-    """Return one job's plan and folder."""
-    settings = settings_of(one.config)
-    environ = {**os.environ, **_env_set(one)}
-    problems = _problems_of_start(settings)
-    placement = _try(lambda: _place(settings, environ), problems)
-    nprocs = placement.nprocs if placement else max(1, settings["nprocs"])
-    if settings["method"] == "inline" and nprocs != 1:
-        problems.append(
-            f"launcher=inline runs one rank in this process, but nprocs={settings['nprocs']}"
-            f"{f' means {nprocs} here' if settings['nprocs'] == -1 else ''}. Use nprocs=1, or launcher=spawn."
-        )
-    threads = _try(lambda: wanted_threads(environ, settings["threads"], usable_cores(), nprocs), problems)
-    train = TrainPlan.from_config(settings["train"]) if settings["train"] else None
-    problems += [*train.problems(nprocs), *_two_lengths(one), *_nothing_measured(train, settings["pairs"])] if train else []
-    problems += _no_checkpoint(one, train) if train else []
-    if problems or placement is None or threads is None:
-        raise ConfigError(*problems)
-    plan = RunPlan(
-        task=task,
-        job=one.number,
-        method=settings["method"],
-        start_method=settings["start_method"],
-        nprocs=nprocs,
-        backend=placement.backend,
-        backend_reason=placement.reason,
-        device=placement.device,
-        devices=placement.devices,
-        threads=threads,
-        timeout_s=settings["timeout_s"],
-        grace_s=settings["grace_s"],
-        cwd=os.getcwd(),
-        sys_path=tuple(os.path.abspath(entry) for entry in sys.path),
-        argv=tuple(sys.argv),
-        settings=_env_set(one),
-        train=train,
-    )
-    label = {str(name): str(value) for name, value in (settings["choices"] or {}).items()}
-    return Job(plan, RunDir(one.folder), list(one.overrides), label)
-
-
-def settings_of(config: DictConfig) -> dict[str, Any]:
-    """Return the plugin's own settings as plain data."""
-    settings = OmegaConf.to_container(config.hydra.launcher, resolve=True)
-    assert isinstance(settings, dict)
-    return {str(name): value for name, value in settings.items()}
-
-
-def _try(ask: Callable[[], Any], problems: list[str]) -> Any:
-    try:
-        return ask()
-    except HarnessError as error:
-        problems.append(str(error))
-        return None
-
-
-def _problems_of_start(settings: Mapping[str, Any]) -> list[str]:
-    timeout_s, grace_s = settings["timeout_s"], settings["grace_s"]
-    checks = [
-        (
-            settings["method"] not in registry.LAUNCHERS,
-            f"launcher {settings['method']} (hydra.launcher.method) is unknown; use {', '.join(registry.LAUNCHERS)}.",
-        ),
-        (
-            settings["start_method"] not in START_METHODS,
-            f"launcher.start_method={settings['start_method']} is unknown; use {', '.join(START_METHODS)}.",
-        ),
-        (timeout_s is not None and timeout_s <= 0, f"launcher.timeout_s={timeout_s} must be above 0, or null."),
-        (settings["pairs"] < 0, f"compare.pairs={settings['pairs']} must be 0 (one launch per job) or more."),
-        (grace_s < 0, f"launcher.grace_s={grace_s} must be 0 or more."),
-    ]
-    return [sentence for wrong, sentence in checks if wrong]
-
-
-def _two_lengths(one: Composed) -> list[str]:
-    """Return a sentence where both ways to say how long to train were typed; of defaults, the one that is null gives way."""
-    typed = dict(override.partition("=")[::2] for override in one.config.hydra.overrides.task)
-    given = [f"{name}={typed[name]}" for name in ("steps", "epochs") if typed.get(name, "null") != "null"]
-    return [f"{' and '.join(given)} exclude each other: give one of them."] if len(given) == 2 else []
-
-
-def _nothing_measured(train: TrainPlan, pairs: int) -> list[str]:
-    """Return a sentence where launches are to be compared by their measured steps, and would have none."""
-    if pairs <= 0 or train.steps is None or not 1 <= train.steps <= train.warmup_steps:
-        return []
-    return [
-        f"compare.pairs={pairs} compares measured steps, and steps={train.steps} leaves none after warmup_steps="
-        f"{train.warmup_steps}: use steps={train.warmup_steps + 1} or more."
-    ]
-
-
-def _place(settings: Mapping[str, Any], environ: Mapping[str, str]) -> Placement:
-    devices = settings["devices"]
-    listed = ",".join(map(str, devices)) if isinstance(devices, list) else devices
-    return place(
-        settings["backend"], settings["nprocs"], None if listed is None else str(listed), usable_cores(), environ, machine
-    )
-
-
-def _env_set(one: Composed) -> dict[str, str]:
-    return {str(name): str(value) for name, value in one.config.hydra.job.env_set.items()}
 
 
 def _run_all(context: HydraContext, function: TaskFunction, composed: list[Composed], jobs: Sequence[Job]) -> list[JobReturn]:
@@ -407,20 +191,6 @@ def _run_one(one: Composed, job: Job, reporters: Reporters) -> RunResult:
         _tell_job_log(one, result.account)
     reporters.ended(job, result)
     return result
-
-
-def write_folder(one: Composed) -> None:
-    """Write what Hydra itself writes for a job, and the resolved configuration for the ranks."""
-    one.folder.mkdir(parents=True, exist_ok=True)
-    hydra = DictConfig({"hydra": one.config.hydra})
-    if one.config.hydra.output_subdir is not None:
-        beside = one.folder / one.config.hydra.output_subdir
-        beside.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(one.task_config(), beside / "config.yaml")
-        OmegaConf.save(hydra, beside / "hydra.yaml")
-        OmegaConf.save(one.config.hydra.overrides.task, beside / "overrides.yaml")
-    content = pickle.dumps({"task": one.task_config(), "hydra": one.config})
-    write_whole(RunDir(one.folder).config, content)
 
 
 def _tell_job_log(one: Composed, message: str) -> None:

@@ -10,23 +10,26 @@ import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
+from harness.entrypoints.console import Console
+from harness.entrypoints.messages import details, summary
 from harness.entrypoints.options import parse
-from harness.entrypoints.settings import Attempt, Console, Request, details, summary
+from harness.entrypoints.run_job import run_job
+from harness.entrypoints.settings import Settings, plan_of
 from harness.errors import ConfigError, HarnessError, RankFailed
 from harness.launchers import registry
 from harness.launchers.base import Launcher
 from harness.launchers.signals import Interrupted
 from harness.launchers.temp_dir import TempDir
 from harness.launchers.torchrun import TorchrunLauncher
-from harness.run.folder import RunDir, write_json
+from harness.run.folder import RunDir
 from harness.run.job import alone_in
 from harness.run.plan import RunPlan, Task
-from harness.run.record import RunResult, to_json
+from harness.run.record import RunResult
 
-_LISTS = ("gpus", "xpus", "devices")
+_LISTS = {"gpus": "cuda", "xpus": "xpu", "devices": None}
+"""Option that lists devices -> their type; None for whichever the backend takes."""
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -52,12 +55,7 @@ def _launch(asked: argparse.Namespace) -> int:
     print(summary(plan), file=sys.stderr, flush=True)
     _tell_unused(asked)
     with _folder(asked.log_dir) as run:
-        attempt = Attempt(run, plan, _launcher(asked), Console())
-        result = attempt.watch()
-        assert result is not None
-        run.tidy()
-        if asked.log_dir is not None:
-            write_json(run.result, to_json(result))
+        result = run_job(plan, run, Console(), _launcher(asked))
         return 0 if result.status == "ok" else _report(result, run, asked)
 
 
@@ -71,21 +69,25 @@ def make_plan(asked: argparse.Namespace, task: Task) -> RunPlan:
     problems = _problems(asked)
     if problems:
         raise ConfigError(*problems)
-    option = next((name for name in _LISTS if getattr(asked, name) is not None), "gpus")
+    option = next((name for name in _LISTS if getattr(asked, name) is not None), None)
     needs_engine = asked.nnodes > 1 or asked.max_restarts > 0
-    request = Request(
+    settings = Settings(
+        task=task,
+        door="command",
         nprocs=-1 if asked.nproc_per_node is None else asked.nproc_per_node,
         backend=asked.backend,
-        devices=getattr(asked, option),
-        option=option,
+        devices=getattr(asked, option) if option is not None else None,
+        devices_word=f"--{option}" if option is not None else None,
+        device_type=_LISTS[option] if option is not None else None,
         timeout_s=asked.timeout_s,
         threads=asked.threads,
         method="torchrun" if needs_engine else "launch",
-        door="command",
+        sys_path=sys.path if asked.module else _path_of_scripts(),
+        master_port=_address(asked.master)[1] if asked.master is not None and asked.nnodes == 1 else None,
+        max_restarts=asked.max_restarts,
+        num_machines=asked.nnodes,
     )
-    plan = request.plan(task, sys.path if asked.module else _path_of_scripts())
-    port = _address(asked.master)[1] if asked.master is not None and asked.nnodes == 1 else None
-    return replace(plan, master_port=port, max_restarts=asked.max_restarts, num_machines=asked.nnodes)
+    return plan_of(settings)
 
 
 def _problems(asked: argparse.Namespace) -> list[str]:
@@ -197,7 +199,6 @@ def _folder(log_dir: str | None) -> Iterator[RunDir]:
         except OSError as error:
             raise ConfigError(f"--log_dir={log_dir} cannot be made: {error.strerror}.") from None
         with alone_in(run.path, "--log_dir"):
-            run.clear()
             yield run
         return
     folder = TempDir()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import ConfigError
-from harness.rank.task import describe_main, loading_main
+from harness.rank.main_script import describe_main, loading_main
 
 _GUARD = (
     'Put the call of spawn() under `if __name__ == "__main__":` in {path}: every rank loads that file to find the function, '
@@ -18,7 +20,34 @@ _GUARD = (
 )
 
 
-def pickle_call(func: Callable[..., Any], args: Sequence[Any]) -> bytes:
+@dataclass(frozen=True)
+class Call:
+    """A function and its arguments, pickled; ``refers_to_main`` where the main module defines anything in them."""
+
+    content: bytes
+    refers_to_main: bool
+
+
+class _Pickler(pickle.Pickler):
+    """Notes whether a class or function of the main module is pickled, which is by its name alone."""
+
+    refers_to_main = False
+
+    def reducer_override(self, obj: Any) -> Any:
+        if getattr(obj, "__module__", None) == "__main__" and hasattr(obj, "__qualname__"):
+            self.refers_to_main = True
+        return NotImplemented
+
+
+def pickled(value: Any) -> Call:
+    """Return ``value`` by value."""
+    content = io.BytesIO()
+    pickler = _Pickler(content)
+    pickler.dump(value)
+    return Call(content.getvalue(), pickler.refers_to_main)
+
+
+def pickle_call(func: Callable[..., Any], args: Sequence[Any]) -> Call:
     """Return a call by value: tensors are copied, and no file descriptor or shared memory is used.
 
     Raises:
@@ -37,7 +66,7 @@ def pickle_call(func: Callable[..., Any], args: Sequence[Any]) -> bytes:
             "Define it with def at the top level of a module."
         ) from error
     try:
-        return pickle.dumps((func, tuple(args)))
+        return pickled((func, tuple(args)))
     except Exception as error:
         number, value = next(((i, v) for i, v in enumerate(args) if not _can_be_pickled(v)), (0, args))
         raise ConfigError(
@@ -88,14 +117,14 @@ def _can_be_pickled(value: object) -> bool:
     return True
 
 
-def find_main(call: bytes) -> tuple[str | None, str | None]:
+def main_of(call: Call) -> tuple[str | None, str | None]:
     """Return path and module name of the main script that ranks have to load for a call; None where they need none.
 
     The ``__main__.py`` of a package does its work when it is loaded, so it is left alone unless the call refers to it, as
     Python's own multiprocessing does.
     """
     path, module = describe_main()
-    if path is not None and os.path.basename(path) == "__main__.py" and b"__main__" not in call:
+    if path is not None and os.path.basename(path) == "__main__.py" and not call.refers_to_main:
         return None, None
     return path, module
 

@@ -1,13 +1,15 @@
-"""The story in a page: each job of a sweep is planned, launched and collected; then the sweep is compared and reported."""
+"""One run of ranks from its start to its result: what every door does with a plan."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 
 from harness.errors import HarnessError
 from harness.launchers import registry
+from harness.launchers.base import Launcher, Process
 from harness.launchers.supervisor import Observer, Supervisor
 from harness.run.environment import common_environment
 from harness.run.folder import RunDir, write_json
@@ -15,19 +17,47 @@ from harness.run.plan import RunPlan
 from harness.run.record import RunResult, to_json
 
 
-def run_job(plan: RunPlan, run: RunDir, observer: Observer | None = None) -> RunResult:
+class Attempt:
+    """The ranks of one run, for whoever does not wait for them at once."""
+
+    def __init__(self, plan: RunPlan, run: RunDir, observer: Observer | None = None, launcher: Launcher | None = None) -> None:
+        self.processes: Sequence[Process] = ()
+        self._run = run
+        self._plan = plan
+        self._launcher = launcher or registry.launcher(plan.method)
+        self._supervisor = Supervisor(run, plan, observer, time.monotonic())
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.clear()
+        plan.write(run)
+
+    def watch(self, timeout: float | None = None) -> RunResult | None:
+        """Start the ranks if they do not run yet, and see them to their end; None if ``timeout`` seconds pass before."""
+        return self._supervisor.watch(self._start, timeout)
+
+    def stop(self) -> None:
+        """End all ranks."""
+        self._supervisor.stop()
+
+    def failed(self, message: str) -> RunResult:
+        """Return the result of ranks that could not be started."""
+        return self._supervisor.failed(message)
+
+    def _start(self) -> Sequence[Process]:
+        environment = common_environment(os.environ, self._plan, self._run.path)
+        self.processes = self._launcher.start(self._run, self._plan, environment)
+        return self.processes
+
+
+def run_job(plan: RunPlan, run: RunDir, observer: Observer | None = None, launcher: Launcher | None = None) -> RunResult:
     """Start the ranks of one run, see them to their end, and leave ``result.json``; what keeps them from it fails the run."""
-    called = time.monotonic()
-    run.path.mkdir(parents=True, exist_ok=True)
-    run.clear()
-    plan.write(run)
-    environment = common_environment(os.environ, plan, run.path)
-    launcher = registry.launcher(plan.method)
-    supervisor = Supervisor(run, plan, observer, called)
+    attempt = Attempt(plan, run, observer, launcher)
     try:
-        result = supervisor.watch(lambda: launcher.start(run, plan, environment))
+        result = attempt.watch()
+    except BrokenPipeError:
+        # Nothing of the run: whoever reads this command's output has seen enough.
+        raise
     except (HarnessError, OSError) as error:
-        result = supervisor.failed(str(error))
+        result = attempt.failed(str(error))
     finally:
         run.tidy()
     assert result is not None

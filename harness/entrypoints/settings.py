@@ -1,132 +1,183 @@
-"""What a script writer asks for, by ``spawn`` or on the launch command's line: checked, and turned into a RunPlan."""
+"""What a run is asked for, at whichever door: checked as a whole, placed, and turned into a plan."""
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from harness.errors import WORDS, ConfigError, Problem, WrongSettings
 from harness.launchers import registry
-from harness.launchers.base import Launcher, Process
-from harness.launchers.supervisor import Observer, Supervisor
-from harness.run.environment import common_environment, usable_cores, wanted_threads
-from harness.run.folder import RunDir
-from harness.run.placement import Machine, Placement, place
-from harness.run.plan import START_METHODS, RunPlan, Task
-from harness.run.record import RunResult
+from harness.run.environment import usable_cores, wanted_threads
+from harness.run.placement import Placement, place
+from harness.run.plan import START_METHODS, RunPlan, Task, TrainPlan
 
-_KIND_OF_OPTION = {"gpus": "cuda", "selected_gpus": "cuda", "xpus": "xpu"}
+Answer = TypeVar("Answer")
+_BACKEND_OF = {"cuda": "nccl", "xpu": "bkcl"}
+"""Type of device -> the backend that it takes."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """Settings as typed.
+class Settings:
+    """Settings as asked for; what a door does not offer keeps its default.
 
     Attributes:
+        door: ``hydra``, ``spawn`` or ``command``.
         devices: Absolute ids with commas between; None for the first visible ones.
-        option: Name of the option by which ``devices`` were given.
-        method: ``spawn``, ``launch`` or ``torchrun``.
-        door: Who asks: ``spawn`` or ``command``.
+        devices_word: What was typed for ``devices``, where a door has several words for it.
+        device_type: That this word means; None for whichever the backend takes.
+        sys_path: Where ranks look for modules; relative entries as they are here.
+        variables: The environment of the job, on top of this process's.
+        pairs: Launches of each job for a comparison.
+        problems: What only the door could see.
     """
 
+    task: Task
+    door: str
+    job: int = 0
+    method: str = "spawn"
+    start_method: str = "forkserver"
     nprocs: int = -1
     backend: str = "auto"
     devices: str | None = None
-    option: str = "gpus"
-    start_method: str = "forkserver"
-    timeout_s: float | None = None
+    devices_word: str | None = None
+    device_type: str | None = None
     threads: int | str = "auto"
-    method: str = "spawn"
-    door: str = "spawn"
+    timeout_s: float | None = None
+    grace_s: float = 1.0
+    sys_path: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    master_port: int | None = None
+    max_restarts: int = 0
+    num_machines: int = 1
+    train: TrainPlan | None = None
+    pairs: int = 0
+    problems: Sequence[Problem | str] = ()
 
     @property
     def words(self) -> Mapping[str, str]:
-        """Setting -> what was typed for it."""
-        return {**WORDS[self.door], "devices": WORDS[self.door]["nprocs"].removesuffix("nprocs") + self.option}
+        """Setting -> what is typed for it at this door."""
+        return {**WORDS[self.door], **({"devices": self.devices_word} if self.devices_word else {})}
 
-    def plan(self, task: Task, sys_path: Sequence[str]) -> RunPlan:
-        """Return the run's plan.
 
-        Raises:
-            ConfigError: Settings make no sense; all of them are named.
-            BackendUnavailable: The backend cannot run here with that many ranks.
-        """
-        try:
-            return self._plan(task, sys_path)
-        except WrongSettings as error:
-            error.words = self.words
-            raise
+def plan_of(settings: Settings) -> RunPlan:
+    """Return the plan of a run.
 
-    def _plan(self, task: Task, sys_path: Sequence[str]) -> RunPlan:
-        problems = self._problems()
-        if problems:
-            raise ConfigError(*problems)
-        placement = self._place()
-        threads = wanted_threads(os.environ, self.threads, usable_cores(), placement.nprocs)
-        return RunPlan(
-            task=task,
-            method=self.method,
-            start_method=self.start_method,
-            nprocs=placement.nprocs,
-            backend=placement.backend,
-            backend_reason=placement.reason,
-            device=placement.device,
-            devices=placement.devices,
-            threads=threads,
-            timeout_s=self.timeout_s,
-            cwd=_current_folder(),
-            sys_path=tuple(os.path.abspath(entry) for entry in sys_path),
-            argv=tuple(sys.argv),
-            door=self.door,
-        )
+    Raises:
+        ConfigError: Settings make no sense, alone or together; all of them are named, in the words of the door.
+        BackendUnavailable: Nothing is wrong but that the backend cannot run here with that many ranks.
+    """
+    environ = {**os.environ, **settings.variables}
+    errors: list[WrongSettings] = [ConfigError(problem) for problem in _problems_of_start(settings)]
+    if _is_not_whole(settings.nprocs):
+        raise _joined(errors, settings)
+    placement = _try(lambda: _placed(settings, environ), errors)
+    nprocs = placement.nprocs if placement else max(1, settings.nprocs)
+    threads = _try(lambda: wanted_threads(environ, settings.threads, usable_cores(), nprocs), errors)
+    cwd = _try(_current_folder, errors)
+    errors += [ConfigError(problem) for problem in (*_problems_of_training(settings, nprocs), *settings.problems)]
+    if errors or placement is None or threads is None or cwd is None:
+        raise _joined(errors, settings)
+    return _plan(settings, placement, threads, cwd)
 
-    def _problems(self) -> list[Problem]:
-        kind = _KIND_OF_OPTION.get(self.option) if self.devices is not None else None
-        needed = {"cuda": "nccl", "xpu": "bkcl"}.get(kind or "")
-        checks = [
-            (
-                _is_not_whole(self.nprocs),
-                Problem("{nprocs}={count!r} must be a whole number, or -1 for all.", count=self.nprocs),
-            ),
-            (
-                self.start_method not in START_METHODS,
-                Problem(
-                    "{start_method}={name} is unknown; use {known}.", name=self.start_method, known=", ".join(START_METHODS)
-                ),
-            ),
-            (
-                self.timeout_s is not None and (_is_not_a_number(self.timeout_s) or not float(self.timeout_s) > 0),
-                Problem("{timeout_s}={seconds!r} must be a number of seconds above 0.", seconds=self.timeout_s),
-            ),
-            (
-                self.threads != "auto" and (_is_not_whole(self.threads) or int(self.threads) < 1),
-                Problem("{threads}={count!r} must be auto or at least 1.", count=self.threads),
-            ),
-            (
-                needed is not None and self.backend in {"nccl", "bkcl"} - {needed},
-                Problem(
-                    "{devices}={ids} goes with {backend}={needed}, not with {backend}={name}.",
-                    ids=self.devices,
-                    needed=needed,
-                    name=self.backend,
-                ),
-            ),
-        ]
-        return [sentence for wrong, sentence in checks if wrong]
 
-    def _place(self) -> Placement:
-        found = place(self.backend, self.nprocs, self.devices, usable_cores(), os.environ, machine)
-        kind = _KIND_OF_OPTION.get(self.option) if self.devices is not None else None
-        if kind is not None and found.devices and found.device != kind:
-            said = "{devices}={ids} names devices of type {kind}, but {backend}={name} is for {device}."
-            raise ConfigError(Problem(said, ids=self.devices, kind=kind, name=found.backend, device=found.device))
-        return found
+def _joined(errors: Sequence[WrongSettings], settings: Settings) -> WrongSettings:
+    """Return one error in the words of the door; of a single one the kind is kept."""
+    kind = type(errors[0]) if len(errors) == 1 else ConfigError
+    error = kind(*(problem for each in errors for problem in each.problems))
+    error.words = settings.words
+    return error
+
+
+def _try(ask: Callable[[], Answer], errors: list[WrongSettings]) -> Answer | None:
+    try:
+        return ask()
+    except WrongSettings as error:
+        errors.append(error)
+        return None
+
+
+def _plan(settings: Settings, placement: Placement, threads: int, cwd: str) -> RunPlan:
+    return RunPlan(
+        task=settings.task,
+        door=settings.door,
+        job=settings.job,
+        method=settings.method,
+        start_method=settings.start_method,
+        nprocs=placement.nprocs,
+        backend=placement.backend,
+        backend_reason=placement.reason,
+        device=placement.device,
+        devices=placement.devices,
+        threads=threads,
+        timeout_s=settings.timeout_s,
+        grace_s=settings.grace_s,
+        cwd=cwd,
+        sys_path=tuple(os.path.abspath(entry) for entry in settings.sys_path),
+        argv=tuple(sys.argv),
+        settings=settings.variables,
+        master_port=settings.master_port,
+        max_restarts=settings.max_restarts,
+        num_machines=settings.num_machines,
+        train=settings.train,
+    )
+
+
+def _problems_of_start(settings: Settings) -> list[Problem]:
+    checks = [
+        (
+            settings.method not in registry.LAUNCHERS,
+            Problem(
+                "launcher {name} (hydra.launcher.method) is unknown; use {known}.",
+                name=settings.method,
+                known=", ".join(registry.LAUNCHERS),
+            ),
+        ),
+        (
+            _is_not_whole(settings.nprocs),
+            Problem("{nprocs}={count!r} must be a whole number, or -1 for all.", count=settings.nprocs),
+        ),
+        (
+            settings.start_method not in START_METHODS,
+            Problem(
+                "{start_method}={name} is unknown; use {known}.", name=settings.start_method, known=", ".join(START_METHODS)
+            ),
+        ),
+        (
+            settings.timeout_s is not None and not _is_above(settings.timeout_s, 0),
+            Problem("{timeout_s}={seconds!r} must be a number of seconds above 0, or {null}.", seconds=settings.timeout_s),
+        ),
+        (settings.grace_s < 0, Problem("{grace_s}={seconds} must be 0 or more.", seconds=settings.grace_s)),
+        (settings.pairs < 0, Problem("{pairs}={count} must be 0 (one launch per job) or more.", count=settings.pairs)),
+    ]
+    return [problem for is_wrong, problem in checks if is_wrong]
+
+
+def _is_not_whole(value: object) -> bool:
+    return isinstance(value, bool) or not isinstance(value, int)
+
+
+def _is_above(value: object, limit: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > limit
+
+
+def _placed(settings: Settings, environ: Mapping[str, str]) -> Placement:
+    needed = _BACKEND_OF.get(settings.device_type or "")
+    if needed is not None and settings.backend in {*_BACKEND_OF.values()} - {needed}:
+        said = "{devices}={ids} goes with {backend}={needed}, not with {backend}={name}."
+        raise ConfigError(Problem(said, ids=settings.devices, needed=needed, name=settings.backend))
+    placement = place(settings.backend, settings.nprocs, settings.devices, usable_cores(), environ, registry.machine)
+    kind = settings.device_type
+    if kind is not None and placement.devices and placement.device != kind:
+        said = "{devices}={ids} names devices of type {kind}, but {backend}={name} is for {device}."
+        raise ConfigError(Problem(said, ids=settings.devices, kind=kind, name=placement.backend, device=placement.device))
+    if settings.method == "inline" and placement.nprocs != 1:
+        means = f" means {placement.nprocs} here" if settings.nprocs == -1 else ""
+        said = "{method}=inline runs one rank in this process, but {nprocs}={count}{means}. Use {nprocs}=1, or {method}=spawn."
+        raise ConfigError(Problem(said, count=settings.nprocs, means=means))
+    return placement
 
 
 def _current_folder() -> str:
@@ -136,92 +187,16 @@ def _current_folder() -> str:
         raise ConfigError("The current folder has been removed: ranks cannot run there. Change to another.") from None
 
 
-def _is_not_a_number(value: object) -> bool:
-    return isinstance(value, bool) or not isinstance(value, int | float)
-
-
-def _is_not_whole(value: object) -> bool:
-    return isinstance(value, bool) or not isinstance(value, int)
-
-
-@functools.cache
-def machine() -> Machine:
-    """Return what a process with torch sees of this machine; asked once."""
-    return Machine(**registry.probe())
-
-
-def summary(plan: RunPlan) -> str:
-    """Return one line on where a run's ranks run, and why there."""
-    where = f"{plan.device} {','.join(plan.devices)}" if plan.devices else plan.device
-    ranks = "1 rank" if plan.nprocs == 1 else f"{plan.nprocs} ranks"
-    threads = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
-    return f"{ranks} on {where}, backend {plan.backend} ({plan.backend_reason}), {threads} each, started by {plan.method}"
-
-
-class Console:
-    """Shows rank 0's output as it comes, and the other ranks' warnings."""
-
-    def __init__(self, output: TextIO | None = None) -> None:
-        self._output = output
-
-    def event(self, rank: int, event: Mapping[str, Any]) -> None:
-        """Show a log record that a rank has forwarded."""
-        if event["event"] == "log":
-            print(f"[rank {rank}] {event['level']}: {event['text']}", file=sys.stderr, flush=True)
-
-    def output(self, line: str) -> None:
-        """Show a line of rank 0."""
-        stream = self._output or sys.stdout
-        try:
-            print(line, file=stream, flush=True)
-        except UnicodeEncodeError:
-            encoding = stream.encoding or "ascii"
-            print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
-
-
-class Attempt:
-    """One run of ranks from its start to its result, by the one supervisor."""
-
-    def __init__(self, run: RunDir, plan: RunPlan, launcher: Launcher | None = None, observer: Observer | None = None) -> None:
-        self.run = run
-        self.plan = plan
-        self.processes: Sequence[Process] = ()
-        self._launcher = launcher or registry.launcher(plan.method)
-        self._supervisor = Supervisor(run, plan, observer, time.monotonic())
-        plan.write(run)
-
-    def watch(self, timeout: float | None = None) -> RunResult | None:
-        """Start the ranks if they do not run yet, and see them to their end; None if ``timeout`` seconds pass before."""
-        return self._supervisor.watch(self._start, timeout)
-
-    def stop(self) -> None:
-        """End all ranks."""
-        self._supervisor.stop()
-
-    def _start(self) -> Sequence[Process]:
-        self.processes = self._launcher.start(self.run, self.plan, self._environment())
-        return self.processes
-
-    def _environment(self) -> dict[str, str]:
-        return common_environment(os.environ, self.plan, self.run.path)
-
-
-def details(result: RunResult, run: RunDir) -> str:
-    """Return what the rank that fell first left behind: its traceback, the stacks of all, or its last lines of output."""
-    if result.failed_rank is None:
-        return ""
-    failed = next((rank for rank in result.ranks if rank.rank == result.failed_rank), None)
-    if failed is not None and failed.failure is not None:
-        return failed.failure.traceback.rstrip()
-    if "hung" in result.marks and run.stacks.exists():
-        return run.stacks.read_text(errors="replace").rstrip()
-    return last_lines(run.log(result.failed_rank))
-
-
-def last_lines(path: Path, count: int = 20) -> str:
-    """Return the end of a text file, empty where there is none."""
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 200 * count))
-        return "\n".join(file.read().decode(errors="replace").splitlines()[-count:])
+def _problems_of_training(settings: Settings, nprocs: int) -> list[Problem | str]:
+    train, pairs = settings.train, settings.pairs
+    if train is None:
+        return []
+    problems: list[Problem | str] = [*train.problems(nprocs)]
+    if pairs > 0 and train.steps is not None and 1 <= train.steps <= train.warmup_steps:
+        said = (
+            "{pairs}={count} compares measured steps, and steps={steps} leaves none after warmup_steps={warmup}: "
+            "use steps={more} or more."
+        )
+        values = {"steps": train.steps, "warmup": train.warmup_steps, "more": train.warmup_steps + 1}
+        problems.append(Problem(said, count=pairs, **values))
+    return problems

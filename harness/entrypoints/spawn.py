@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import difflib
 import os
-import pickletools
 import signal
 import sys
 import warnings
@@ -14,9 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from harness.entrypoints.console import Console
 from harness.entrypoints.exceptions import exception_of
-from harness.entrypoints.pickling import find_main, name_of, pickle_call, require_guard, require_no_group
-from harness.entrypoints.settings import Attempt, Console, Request, summary
+from harness.entrypoints.messages import summary
+from harness.entrypoints.pickling import main_of, name_of, pickle_call, require_guard, require_no_group
+from harness.entrypoints.run_job import Attempt
+from harness.entrypoints.settings import Settings, plan_of
 from harness.errors import ConfigError, HarnessError, RankFailed
 from harness.launchers import registry
 from harness.launchers.base import Process
@@ -35,6 +37,8 @@ _OLD_OPTIONS = {
     "node_ip": "use python -m harness.launch --nnodes=N --node_rank=K --master=HOST:PORT on each machine",
     "use_paddlecloud": "leave it out: the environment of a cluster's job is read by init_parallel_env()",
 }
+_DEVICE_TYPES = {"gpus": "cuda", "selected_gpus": "cuda", "xpus": "xpu", "selected_devices": None}
+"""Option that lists devices -> their type; None where it does not tell."""
 _unwatched: set[SpawnContext] = set()
 _living: weakref.WeakSet[SpawnContext] = weakref.WeakSet()
 
@@ -77,7 +81,7 @@ class SpawnContext:
         folder = TempDir()
         self._run = folder.run()
         write_whole(self._run.call, call)
-        self._attempt = Attempt(self._run, plan, observer=Console())
+        self._attempt = Attempt(plan, self._run, Console())
         self._end = weakref.finalize(self, _clean, self._attempt, folder, os.getpid())
         # Not before _end_all has waited.
         self._end.atexit = False
@@ -196,18 +200,20 @@ def spawn(
 
 def _prepare(func: Callable[..., Any], args: Sequence[Any], nprocs: int, options: Mapping[str, Any]) -> SpawnContext:
     require_guard(None)
-    request, tells = _read_options(nprocs, dict(options))
+    tells = _check_options(options)
     call = pickle_call(func, args)
-    path, module = find_main(call)
+    path, module = main_of(call)
     require_guard(path)
-    if path is None and _refers_to_main(call):
+    if path is None and call.refers_to_main:
         raise ConfigError(
             f"spawn() cannot hand {name_of(func)} to its ranks: it was typed into a notebook or prompt, or read from standard "
             "input. Save it in a file, and import it from there."
         )
-    if request.start_method == "fork":
+    task = Task(kind="call", main_path=path, main_module=module)
+    settings = _settings(task, nprocs, options)
+    if settings.start_method == "fork":
         require_no_group()
-    if request.backend != "gloo" and request.start_method == "forkserver":
+    if settings.backend != "gloo" and settings.start_method == "forkserver":
         # If torch has to be asked, this process answers.
         registry.warm_up()
     if "MASTER_PORT" in os.environ and RUN_DIR not in os.environ:
@@ -215,60 +221,47 @@ def _prepare(func: Callable[..., Any], args: Sequence[Any], nprocs: int, options
             f"MASTER_PORT={os.environ['MASTER_PORT']} of the environment is not used: rank 0 offers a port that it has bound."
         )
         warnings.warn(said, RuntimeWarning, stacklevel=3)
-    plan = request.plan(Task(kind="call", main_path=path, main_module=module), sys.path)
+    plan = plan_of(settings)
     if tells:
         print(summary(plan), file=sys.stderr, flush=True)
-    return SpawnContext(plan, call)
+    return SpawnContext(plan, call.content)
 
 
-def _refers_to_main(call: bytes) -> bool:
-    """Return True where a pickle names something that the main module defines; the word alone may be in any text."""
-    if b"__main__" not in call:
-        return False
-    memo: dict[int, str | None] = {}
-    pushed: list[str | None] = [None, None]
-    for operation, argument, _ in pickletools.genops(call):
-        match operation.name:
-            case "FRAME":
-                continue
-            case "MEMOIZE":
-                memo[len(memo)] = pushed[-1]
-                continue
-            case "BINGET" | "LONG_BINGET":
-                text = memo.get(int(argument or 0))
-            case "STACK_GLOBAL" if pushed[0] == "__main__":
-                return True
-            case _:
-                text = argument if isinstance(argument, str) else None
-        pushed = [pushed[1], text]
-    return False
-
-
-def _read_options(nprocs: int, options: dict[str, Any]) -> tuple[Request, bool]:
-    """Return the request, and whether to print where the ranks run."""
+def _check_options(options: Mapping[str, Any]) -> bool:
+    """Refuse an option that is none, warn of an old one, and return whether to print where the ranks run."""
     known = [*_OPTIONS, *_OLD_OPTIONS]
     for name in options:
         if name not in known:
             raise ConfigError(f"spawn() has no option {name}. {_closest(name)}")
     for name in _OLD_OPTIONS.keys() & options.keys():
         warnings.warn(f"spawn({name}=...) is an old option: {_OLD_OPTIONS[name]}.", FutureWarning, stacklevel=4)
-    given = {
-        name: options[name] for name in ("gpus", "selected_gpus", "xpus", "selected_devices") if options.get(name) is not None
-    }
+    return bool(options.get("print_config", False))
+
+
+def _settings(task: Task, nprocs: int, options: Mapping[str, Any]) -> Settings:
+    """Return what is asked for.
+
+    Raises:
+        ConfigError: Two options list devices, or one lists none.
+    """
+    given = {name: options[name] for name in _DEVICE_TYPES if options.get(name) is not None}
     if len(given) > 1:
         first, second = list(given)[:2]
         raise ConfigError(f"{first}={given[first]} and {second}={given[second]} exclude each other: give one list of devices.")
-    option, devices = next(iter(given.items()), ("gpus", None))
-    request = Request(
+    word, devices = next(iter(given.items()), (None, None))
+    return Settings(
+        task=task,
+        door="spawn",
         nprocs=nprocs,
         backend=options.get("backend") or "auto",
-        devices=None if devices is None else _listed(option, devices),
-        option=option,
+        devices=None if word is None else _listed(word, devices),
+        devices_word=word,
+        device_type=_DEVICE_TYPES[word] if word is not None else None,
         start_method=options.get("start_method") or "forkserver",
         timeout_s=options.get("timeout_s"),
         threads=options.get("threads", "auto"),
+        sys_path=sys.path,
     )
-    return request, bool(options.get("print_config", False))
 
 
 def _closest(name: str) -> str:

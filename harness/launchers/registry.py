@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from harness.launchers.launch import LaunchLauncher
 from harness.launchers.spawn import SpawnLauncher
 from harness.launchers.torchrun import TorchrunLauncher
 from harness.run.environment import import_path
+from harness.run.placement import Machine
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {
     "spawn": SpawnLauncher,
@@ -68,6 +70,12 @@ def probe() -> dict[str, Any]:
     if answer.returncode:
         raise HarnessError(f"torch cannot be imported by {sys.executable}:\n{answer.stderr.strip()[-2000:]}")
     return dict(json.loads(answer.stdout))
+
+
+@functools.cache
+def machine() -> Machine:
+    """Return what a process with torch sees of this machine; asked once."""
+    return Machine(**probe())
 
 
 def _forget() -> None:

@@ -165,7 +165,7 @@ def wanted_threads(environ: Mapping[str, str], asked: int | str, cores: int, loc
     """
     if asked != "auto":
         if not str(asked).isdecimal() or int(asked) < 1:
-            raise ConfigError(Problem("{threads}={asked} must be auto or at least 1.", asked=asked))
+            raise ConfigError(Problem("{threads}={asked!r} must be auto or at least 1.", asked=asked))
         return int(asked)
     from_user = environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if from_user.isdigit() and int(from_user) > 0:

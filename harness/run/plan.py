@@ -29,12 +29,13 @@ class Task:
     """What every rank does.
 
     Attributes:
-        kind: ``hydra`` (a Hydra app's function with its configuration), ``call`` (a pickled function and its arguments),
+        kind: ``train`` (the harness's own training, of which the plan alone says what), ``hydra`` (a Hydra app's function with
+            its configuration), ``call`` (a pickled function and its arguments),
             ``script`` (a file run as ``__main__``) or ``module`` (the same, by name).
         main_path: File of the parent's ``__main__``, loaded in the rank without its main guard; None without one.
         main_module: The same by module name, where the parent was started by ``python -m``.
-        module: Where a name leads to the function, for ``hydra``; the module to run, for ``module``.
-        name: Qualified name of the function, for ``hydra``.
+        module: Where a name leads to the function, for ``hydra`` and ``train``; the module to run, for ``module``.
+        name: Qualified name of the function, for ``hydra`` and ``train``.
         line: First line of the function.
         attribute: The name in ``module`` that leads to the function, under whatever decorators.
         index: How many decorators, and what else they hold, come before it.
@@ -42,7 +43,7 @@ class Task:
         arguments: Of the script or module.
     """
 
-    kind: Literal["hydra", "call", "script", "module"]
+    kind: Literal["train", "hydra", "call", "script", "module"]
     main_path: str | None = None
     main_module: str | None = None
     module: str = ""
@@ -266,6 +267,9 @@ class RunPlan:
         task = dict(data.pop("task"))
         task["arguments"] = tuple(task["arguments"])
         train, trial = data.pop("train"), data.pop("trial")
+        if train and task["kind"] == "hydra":
+            # As older records name the harness's own training.
+            task |= {"kind": "train", "module": "harness.train", "name": "train", "attribute": "", "line": 0, "index": 0}
         for name in ("devices", "sys_path", "argv"):
             data[name] = tuple(data[name])
         data["trial"] = Trial(**trial) if trial else None

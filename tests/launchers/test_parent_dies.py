@@ -24,7 +24,7 @@ PROGRAM = """
 import json, sys
 from harness.launchers import registry
 from harness.launchers.signals import Interrupted
-from harness.entrypoints.settings import Console
+from harness.entrypoints.console import Console
 from harness.run.folder import RunDir
 from harness.entrypoints.run_job import run_job
 from tests.launchers.starting import echo_plan

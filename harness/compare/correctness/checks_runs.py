@@ -22,7 +22,7 @@ from harness.run.record import RunResult, joined
 Chain = Sequence[Mapping[str, Any]]
 
 HOW_STARTED = frozenset({
-    "job", "method", "start_method", "backend_reason", "timeout_s", "grace_s", "cwd", "sys_path", "argv", "master_port",
+    "door", "job", "method", "start_method", "backend_reason", "timeout_s", "grace_s", "cwd", "sys_path", "argv", "master_port",
     "max_restarts", "trial",
 })  # fmt: skip
 """Fields of a RunPlan that say how and where ranks start, never what they train."""
@@ -57,7 +57,9 @@ def _settings(plan: RunPlan) -> dict[str, Any]:
     train = own.pop("train")
     settings = dict(_flat("", dataclasses.asdict(train) if train else {}))
     # The line tells two functions of one name apart; that the file was edited elsewhere is no difference.
-    own["task"] = {key: value for key, value in dataclasses.asdict(plan.task).items() if key != "line"}
+    # Of a training the plan says all: whoever's script asked for it is no difference either.
+    task = {key: value for key, value in dataclasses.asdict(plan.task).items() if key != "line"}
+    own["task"] = None if plan.task.kind == "train" else task
     return {**dict(_flat("", own)), **{name: value for name, value in settings.items() if name not in OBSERVING}}
 
 

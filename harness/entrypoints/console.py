@@ -1,0 +1,28 @@
+"""The console of a script's run: rank 0's output as it comes, and the other ranks' warnings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+
+class Console:
+    """Shows rank 0's output as it comes, and the other ranks' warnings."""
+
+    def __init__(self, output: TextIO | None = None) -> None:
+        self._output = output
+
+    def event(self, rank: int, event: Mapping[str, Any]) -> None:
+        """Show a log record that a rank has forwarded."""
+        if event["event"] == "log":
+            print(f"[rank {rank}] {event['level']}: {event['text']}", file=sys.stderr, flush=True)
+
+    def output(self, line: str) -> None:
+        """Show a line of rank 0."""
+        stream = self._output or sys.stdout
+        try:
+            print(line, file=stream, flush=True)
+        except UnicodeEncodeError:
+            encoding = stream.encoding or "ascii"
+            print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)

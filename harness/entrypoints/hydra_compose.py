@@ -1,0 +1,107 @@
+"""A job as Hydra composes it: resolved once, in this process, and written into its folder for the ranks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import version
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import HydraContext
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.run.folder import RunDir, write_whole
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One job as Hydra composed it; all that can be resolved is."""
+
+    number: int
+    overrides: Sequence[str]
+    config: DictConfig
+
+    @property
+    def folder(self) -> Path:
+        """The job's folder."""
+        return Path(self.config.hydra.runtime.output_dir)
+
+    def task_config(self) -> DictConfig:
+        """Return what the app's function gets."""
+        config = self.config.copy()
+        with read_write(config), open_dict(config):
+            del config["hydra"]
+        return config
+
+
+def compose(context: HydraContext, config: DictConfig, overrides: Sequence[str], number: int) -> Composed:
+    """Return one job, with its folder fixed and every interpolation resolved that this process can resolve."""
+    job = context.config_loader.load_sweep_config(config, list(overrides))
+    with open_dict(job):
+        job.hydra.job.id = str(number)
+        job.hydra.job.num = number
+        if job.hydra.job.chdir is None:
+            # As Hydra itself decides it, by the app's version_base.
+            job.hydra.job.chdir = not version.base_at_least("1.2")
+    HydraConfig.instance().set_config(job)
+    folder = os.path.abspath(os.path.join(str(job.hydra.sweep.dir), str(job.hydra.sweep.subdir)))
+    with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
+        job.hydra.runtime.output_dir = folder
+    HydraConfig.instance().set_config(job)
+    resolve(job.hydra)
+    HydraConfig.instance().set_config(job)
+    resolve(job)
+    HydraConfig.instance().set_config(job)
+    return Composed(number, list(overrides), job)
+
+
+def resolve(node: Any) -> None:
+    """Replace each interpolation by its value; one that cannot be resolved stays, and fails where it is read, as ever."""
+    with read_write(node), open_dict(node):
+        for key in list(range(len(node))) if isinstance(node, ListConfig) else list(node.keys()):
+            if OmegaConf.is_missing(node, key):
+                continue
+            if OmegaConf.is_interpolation(node, key):
+                _replace(node, key)
+            elif OmegaConf.is_config(node[key]):
+                resolve(node[key])
+
+
+def _replace(node: Any, key: Any) -> None:
+    try:
+        value = node[key]
+        node[key] = value
+    except OmegaConfBaseException:
+        return
+    if OmegaConf.is_config(value):
+        resolve(node[key])
+
+
+def write_folder(one: Composed) -> None:
+    """Write what Hydra itself writes for a job, and for the ranks Hydra's own settings and what an app's function gets.
+
+    The harness's own training gets nothing here: ``plan.json`` says all of it.
+    """
+    one.folder.mkdir(parents=True, exist_ok=True)
+    hydra = DictConfig({"hydra": one.config.hydra})
+    if one.config.hydra.output_subdir is not None:
+        beside = one.folder / one.config.hydra.output_subdir
+        beside.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(one.task_config(), beside / "config.yaml")
+        OmegaConf.save(hydra, beside / "hydra.yaml")
+        OmegaConf.save(one.config.hydra.overrides.task, beside / "overrides.yaml")
+    task = one.task_config() if one.config.hydra.launcher.train is None else None
+    content = pickle.dumps({"task": task, "hydra": one.config})
+    write_whole(RunDir(one.folder).config, content)
+
+
+def settings_of(config: DictConfig) -> dict[str, Any]:
+    """Return the plugin's own settings as plain data."""
+    settings = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    assert isinstance(settings, dict)
+    return {str(name): value for name, value in settings.items()}

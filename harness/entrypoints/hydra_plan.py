@@ -1,0 +1,95 @@
+"""From composed jobs to plans: all jobs of a sweep are checked before the first one starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.types import TaskFunction
+
+from harness.entrypoints.hydra_compose import Composed, settings_of
+from harness.entrypoints.settings import Settings, plan_of
+from harness.errors import ConfigError, HarnessError
+from harness.rank.function_reference import describe_function
+from harness.rank.main_script import describe_main
+from harness.run.checkpoint_file import find_checkpoint
+from harness.run.folder import RunDir
+from harness.run.job import Job
+from harness.run.plan import Task, TrainPlan
+
+
+def plan_all(composed: Sequence[Composed], function: TaskFunction) -> list[Job]:
+    """Return all jobs of a sweep, ready to start.
+
+    Raises:
+        ConfigError: Any of them has a setting that cannot work; all such settings of all jobs are named.
+    """
+    task = describe_function(function, inline=all(settings_of(one.config)["method"] == "inline" for one in composed))
+    jobs, problems = [], []
+    for one in composed:
+        try:
+            jobs.append(plan_one(one, task))
+        except HarnessError as error:
+            problems.append(f"job {one.number}: {error}" if len(composed) > 1 else str(error))
+    problems += shared_folders(composed)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return jobs
+
+
+def _no_checkpoint(one: Composed, train: TrainPlan) -> list[str]:
+    """Return that there is nothing to go on from, unless a job before this one may leave it."""
+    path = Path(os.getcwd(), train.resume or "")
+    if train.resume is None or path.is_relative_to(os.path.abspath(one.config.hydra.sweep.dir)):
+        return []
+    try:
+        find_checkpoint(path)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def shared_folders(composed: Sequence[Composed]) -> list[str]:
+    """Return a sentence for each job that would write over an earlier one's folder."""
+    owners: dict[Path, int] = {}
+    sentences = []
+    for one in composed:
+        owner = owners.setdefault(one.folder, one.number)
+        if owner != one.number:
+            said = f"job {one.number} would write over job {owner}, into {one.folder}"
+            sentences.append(f"{said}: put ${{hydra.job.num}} into hydra.sweep.subdir.")
+    return sentences
+
+
+def plan_one(one: Composed, task: Task) -> Job:
+    """Return one job's plan and folder."""
+    asked = settings_of(one.config)
+    devices = asked["devices"]
+    listed = ",".join(map(str, devices)) if isinstance(devices, list) else devices
+    train = TrainPlan.from_config(asked["train"]) if asked["train"] else None
+    settings = Settings(
+        task=Task("train", *describe_main(), module="harness.train", name="train") if train else task,
+        door="hydra",
+        job=one.number,
+        devices=None if listed is None else str(listed),
+        sys_path=sys.path,
+        variables={str(name): str(value) for name, value in one.config.hydra.job.env_set.items()},
+        train=train,
+        problems=[*_two_lengths(one), *_no_checkpoint(one, train)] if train else [],
+        **{name: asked[name] for name in _SAME},
+    )
+    label = {str(name): str(value) for name, value in (asked["choices"] or {}).items()}
+    return Job(plan_of(settings), RunDir(one.folder), list(one.overrides), label)
+
+
+_SAME = ("method", "start_method", "nprocs", "backend", "threads", "timeout_s", "grace_s", "pairs")
+"""Settings that the plugin and a plan call alike."""
+
+
+def _two_lengths(one: Composed) -> list[str]:
+    """Return a sentence where both ways to say how long to train were typed; of defaults, the one that is null gives way."""
+    typed = dict(override.partition("=")[::2] for override in one.config.hydra.overrides.task)
+    given = [f"{name}={typed[name]}" for name in ("steps", "epochs") if typed.get(name, "null") != "null"]
+    return [f"{' and '.join(given)} exclude each other: give one of them."] if len(given) == 2 else []
