@@ -572,6 +572,17 @@ def test_a_rank_too_few_is_red(key):
     assert red(judge(evidence))
 
 
+def test_without_a_step_that_counts_nothing_is_proven_and_nobody_accused():
+    def leave_out(evidence: Any) -> None:
+        evidence.update(steps=[], no_steps="every step was left out", float64=[], own_precision=[], observed_twice=[])
+
+    verdict = judged(leave_out)
+    assert red(verdict) == [] and not verdict.is_proof and verdict.label.startswith("not proven")
+    assert unchecked(verdict)["R5"] == "every step was left out"
+    assert [check.name for check in verdict.checks if check.status == "passed"][:3] == ["R0", "R1", "R2"]
+    assert "R1" in red(judged(all_of(leave_out, setting("partition", "missing", 1))))
+
+
 def test_steps_out_of_order_are_red():
     evidence = green(2)
     evidence["steps"].reverse()

@@ -33,6 +33,8 @@ from harness.verify.whole_batch import WholeBatches, compare_whole_batches
 SCHEDULED = 1000
 """Of how many steps learning rates are looked at."""
 
+ALL_LEFT_OUT = "every step was left out, because a loss was not finite (on_nonfinite=skip)"
+
 
 def verify(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> Evidence | None:
     """Take the steps of the plan's tier with a trainer of their own; return the evidence on rank 0, None elsewhere."""
@@ -95,7 +97,10 @@ def evidence_of(subject: Subject, asked_world_size: int) -> Evidence | None:
     goes_on = shared.data_goes_on if shares else data_goes_on
     shared_with = str(plan.reference) if shares else ""
     findings = Findings(start, steps, evaluation, whole, twice, schedule, birth, goes_on, shared_with)
-    return _joined(subject, trainer.model, asked_world_size, findings)
+    evidence = _joined(subject, trainer.model, asked_world_size, findings)
+    if not steps.taken:
+        evidence["no_steps"] = ALL_LEFT_OUT
+    return evidence
 
 
 def _joined(subject: Subject, model: nn.Module, asked_world_size: int, findings: Findings) -> Evidence:

@@ -29,6 +29,9 @@ from harness.compare.correctness.evidence import Evidence, Mathematics, StepEvid
 
 ALONE = "one rank compared with itself says nothing"
 OWN_STATE = "what a rank's own samples say, where one process says it of the whole batch"
+BEFORE_STEPS = ("R0", "R1", "R2")
+"""Checks of what comes before the first step, and needs none."""
+
 IN_NARROW_TYPE = ("fp16", "bf16")
 """Settings of ddp.comm_hook that have a bound."""
 
@@ -43,7 +46,9 @@ def _look(name: str, ask: Callable[[Evidence], Check], evidence: Evidence) -> Ch
     try:
         return ask(evidence)
     except Incomplete as error:
-        return incomplete(name, str(error))
+        no_steps = "" if evidence.get("steps") else evidence.get("no_steps")
+        # Without a step nothing of steps can be said, which proves nothing and accuses nobody.
+        return not_checked(name, no_steps) if no_steps and name not in BEFORE_STEPS else incomplete(name, str(error))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         # Evidence comes from a file, which may be anything.
         return incomplete(name, f"the evidence cannot be read ({type(error).__name__}: {error})")
@@ -58,7 +63,8 @@ def contract(evidence: Evidence) -> Check:
 
 def partition(evidence: Evidence) -> Check:
     """R1: in each step the ranks' parts join to the global batch, in each epoch every sample is taken once."""
-    found, steps = evidence["partition"], steps_of(evidence)
+    found = evidence["partition"]
+    steps = [] if evidence.get("no_steps") and not evidence["steps"] else steps_of(evidence)
     wrong = chain(checks_start.in_ids(evidence), _each(checks_start.in_batches, evidence, steps))
     detail = f"{plural(found['num_samples'], 'sample')}, each once in each of {plural(found['epochs'], 'epoch')}"
     if any(step["replayed_batches"] is not None for step in steps):

@@ -107,6 +107,7 @@ class Evidence(TypedDict):
     birth: list[Digests]  # per rank: parameters, buffers and optimizer state at step 0 (R2)
     reference_birth: Digests
     steps: list[StepEvidence]
+    no_steps: NotRequired[str]  # why there are none
     float64: list[Mathematics] | None  # R7; None where it was not run
     own_precision: list[Mathematics] | None  # R8
     not_mathematics: str  # why R7 and R8 were not run; empty where they were
