@@ -131,17 +131,28 @@ def test_devices_that_are_not_there_name_the_option():
     [
         ("selected_devices", "use gpus='0,1', or xpus='0,1'"),
         ("started_port", "no port has to be chosen"),
-        ("cluster_node_ips", "python -m harness.launch --nnodes=N"),
-        ("node_ip", "python -m harness.launch --nnodes=N"),
         ("use_paddlecloud", "read by init_parallel_env"),
     ],
 )
 def test_old_names_warn_and_say_what_replaces_them(name, advice):
-    value = {"selected_devices": None}.get(name, "x")
+    value = {"selected_devices": None, "use_paddlecloud": False}.get(name, "x")
     message = rf"^spawn\({name}=\.\.\.\) is an old option: .*{advice}"
     with pytest.warns(FutureWarning, match=message) as caught, pytest.raises(ConfigError):
         spawn(calls.echo, nprocs=0, **{name: value})
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [
+        ("cluster_node_ips", "a,b", "use python -m harness.launch --nnodes=N"),
+        ("node_ip", "a", "use python -m harness.launch --nnodes=N"),
+        ("use_paddlecloud", True, "leave it out: .*read by init_parallel_env"),
+    ],
+)
+def test_several_machines_are_refused(name, value, advice):
+    with pytest.raises(ConfigError, match=rf"^{name}={value!r}: spawn\(\) starts ranks on this machine alone; {advice}"):
+        spawn(calls.echo, nprocs=1, **{name: value})
 
 
 def test_only_a_reference_to_the_main_module_is_one():

@@ -37,6 +37,7 @@ _OLD_OPTIONS = {
     "node_ip": "use python -m harness.launch --nnodes=N --node_rank=K --master=HOST:PORT on each machine",
     "use_paddlecloud": "leave it out: the environment of a cluster's job is read by init_parallel_env()",
 }
+_OF_SEVERAL_MACHINES = ("cluster_node_ips", "node_ip", "use_paddlecloud")
 _DEVICE_TYPES = {"gpus": "cuda", "selected_gpus": "cuda", "xpus": "xpu", "selected_devices": None}
 """Option that lists devices -> their type; None where it does not tell."""
 _unwatched: set[SpawnContext] = set()
@@ -228,11 +229,15 @@ def _prepare(func: Callable[..., Any], args: Sequence[Any], nprocs: int, options
 
 
 def _check_options(options: Mapping[str, Any]) -> bool:
-    """Refuse an option that is none, warn of an old one, and return whether to print where the ranks run."""
+    """Refuse an option that is none or of several machines, warn of an old one; return whether to print what runs where."""
     known = [*_OPTIONS, *_OLD_OPTIONS]
     for name in options:
         if name not in known:
             raise ConfigError(f"spawn() has no option {name}. {_closest(name)}")
+    for name in _OF_SEVERAL_MACHINES:
+        if options.get(name):
+            # A training on one machine is not what was asked for.
+            raise ConfigError(f"{name}={options[name]!r}: spawn() starts ranks on this machine alone; {_OLD_OPTIONS[name]}.")
     for name in _OLD_OPTIONS.keys() & options.keys():
         warnings.warn(f"spawn({name}=...) is an old option: {_OLD_OPTIONS[name]}.", FutureWarning, stacklevel=4)
     return bool(options.get("print_config", False))
