@@ -10,7 +10,7 @@ ARGS ?= backend=gloo nprocs=4
 # Ranks wait for each other much of the time: two files of tests at once use two cores well.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test browser quick lint format bench bench-peers setup clean
+.PHONY: run test browser quick lint format bench bench-peers zoo ddp-tests setup clean
 
 setup: $(VENV)/.ready
 
@@ -57,6 +57,20 @@ bench-peers: .venv-peers/.ready
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch numpy accelerate lightning-fabric
 	-.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check paddlepaddle
+	touch $@
+
+# Models of transformers, and what torch's own tests need, in an environment of their own; torchvision would break beside torch
+# for the CPU, and without its version torch would come for GPUs.
+zoo: .venv-zoo/.ready
+	.venv-zoo/bin/python -m benchmarks.zoo
+
+ddp-tests: .venv-zoo/.ready
+	.venv-zoo/bin/python -m benchmarks.ddp_tests
+
+.venv-zoo/.ready: constraints.txt
+	$(PYTHON) -m venv .venv-zoo
+	.venv-zoo/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . \
+	    torch==2.13.0 transformers safetensors expecttest
 	touch $@
 
 clean:
