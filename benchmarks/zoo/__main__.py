@@ -89,13 +89,14 @@ def _verdict(case: Case) -> tuple[str, str]:
     from harness.train import join, prepare
     from harness.training.recipe import make_recipe
     from harness.verify.faults.inject import trainers
-    from harness.verify.verification import Verification
+    from harness.verify.subject import Subject
+    from harness.verify.verification import evidence_of
 
     rank, plan = current(), case.train
     seat = join(rank, plan)
     recipe = make_recipe(plan.recipe)
     dataset = prepare(recipe, seat, rank.who.local_rank, plan.seed)
-    evidence = Verification(rank, plan, trainers(recipe, dataset, seat), seat).run()
+    evidence = evidence_of(Subject(plan, trainers(recipe, dataset, seat), seat, rank.run), case.nprocs)
     if evidence is None:
         return "", ""
     verdict = judge(evidence)

@@ -69,7 +69,13 @@ def _pretrained() -> Iterator[Case]:
     language = _target("pretrained.Balanced", name="Mixtral", even=True)
     moe = {"ddp": Ddp(find_unused_parameters=True)}
     yield Case("Mixtral, balancing loss", language, "wrong", "product of means over the batch", plan=moe)
-    switch = {**language, "name": "Switch", "router_aux_loss_coef": 0.02, "router_z_loss_coef": 0.0}
+    switch = {
+        **language,
+        "name": "Switch",
+        "router_aux_loss_coef": 0.02,
+        "router_z_loss_coef": 0.0,
+        "output_router_logits": True,
+    }
     yield Case("Switch, balancing loss", switch, "wrong", "product of means over the batch", plan=moe)
     llama = _target("pretrained.Language", name="Llama", checkpointing=True)
     yield Case("Llama, activations computed again", llama, "correct")
