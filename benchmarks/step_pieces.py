@@ -31,12 +31,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 from harness.compare.performance.stats import quantile
 from harness.run.plan import TrainPlan
 from harness.run.recorder import Recorder
-from harness.train import Loop
+from harness.training.loop import Loop
+from harness.training.loss import LossModule
 from harness.training.meter import Meter
 from harness.training.parallel.ddp import DataParallel
-from harness.training.parallel.ddp_timing import watch
 from harness.training.recipe import Recipe, make_recipe, make_scheduler
-from harness.training.trainer import LossModule, Seat, Trainer
+from harness.training.seat import Seat
+from harness.training.trainer import Trainer
 
 RECIPES = {"mnist": "recipes.mnist.Mnist", "se_resnext": "recipes.se_resnext.SEResNeXt"}
 MODELS, ROUNDS, BLOCK, GLOBAL_BATCH = 4, 12, 30, 64
@@ -88,7 +89,7 @@ def by_trainer(seat: Seat, watched: bool = False) -> tuple[Trainer, Step]:
     recipe = make_recipe(PLAN.recipe)
     trainer = Trainer(PLAN, recipe, recipe.dataset(), seat)
     if watched:
-        watch(trainer.wrapped._ddp)
+        trainer.strategy.time_every_step()
     steps = trainer.steps()
     return trainer, lambda: trainer.step(*next(steps))
 

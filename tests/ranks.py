@@ -1,6 +1,6 @@
 """Groups of ranks for tests: every case of a module runs in forks of one process that has torch imported.
 
-A module's ``CASES`` maps a name to a function of a :class:`~harness.training.trainer.Seat` and a folder that all groups share.
+A module's ``CASES`` maps a name to a function of a :class:`~harness.training.seat.Seat` and a folder that all groups share.
 What it returns in each rank, or the traceback of what it raised, is what :meth:`Outcomes.of` returns. Ranks are forked when a
 test first asks, for a handful of cases at a time; a case that has ``sizes`` runs in groups of those alone. Each case has a
 process group of its own, so that one which leaves its ranks in disorder spoils no other. A rank whose case is done at once
@@ -34,7 +34,7 @@ import torch.distributed as dist
 from harness.rank.group import leave_group
 from harness.rank.lifetime import children_die_with_this_process, die_with_parent
 from harness.run.environment import INIT_BARRIER
-from harness.training.trainer import Seat
+from harness.training.seat import Seat
 
 TOGETHER = 16
 SILENCE_S = 900

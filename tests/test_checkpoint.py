@@ -19,7 +19,8 @@ from torch import nn
 
 from harness.errors import ConfigError, HarnessError
 from harness.training import checkpoint
-from harness.training.trainer import Seat, Trainer
+from harness.training.seat import Seat
+from harness.training.trainer import Trainer
 from tests import toys
 from tests.ranks import Outcomes, groups_of
 from tests.test_trainer import ALONE, trainer

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from harness.errors import ConfigError
 from harness.training.digest import value_digest
 from harness.training.evaluate import eval_dataset_of, evaluate
+from harness.training.seat import Seat
 from harness.training.state import random_states
-from harness.training.trainer import Seat
 from tests import toys
 from tests.ranks import Outcomes, groups_of
 from tests.test_trainer import trainer

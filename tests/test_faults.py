@@ -539,6 +539,6 @@ def test_a_plan_without_a_fault_is_left_alone():
 
 
 def toys_seat():
-    from harness.training.trainer import Seat
+    from harness.training.seat import Seat
 
     return Seat(0, 1, torch.device("cpu"))

@@ -143,7 +143,7 @@ def honours_bucket_sizes(run: Run) -> Result:
         model(run.mine(inputs(BATCH, 256, seed=step))).square().mean().backward()
     if run.is_reference:
         return gradients(model)
-    sizes = model._ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    sizes = model.torch_ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     return gradients(model) | {"info buckets": [int(size) / 2**20 for size in sizes.split(",")]}
 
 
@@ -797,7 +797,7 @@ def test_one_process_has_a_plain_wrapper() -> None:
     bare.zero_grad()
     bare(inputs(BATCH, 4)).sum().backward()
     assert torch.equal(model.module.weight.grad, bare.weight.grad)
-    assert model._ddp is None
+    assert model.torch_ddp is None
 
 
 def test_a_module_without_trainable_parameters_is_accepted() -> None:

@@ -12,7 +12,8 @@ from harness.report.sweep.bandwidth_table import bandwidth_table, measured
 from harness.report.sweep.build import sweep_report
 from harness.report.sweep.notes import notes
 from harness.report.terminal import report_lines
-from harness.training.parallel.ddp_timing import Reducing, reducing, reduction, watch
+from harness.training.parallel.ddp_timing import reducing, reduction, watch
+from harness.training.parallel.strategy import StepTimes
 from tests.reports import MACHINE, four_jobs, job_of, result_of
 
 
@@ -140,7 +141,7 @@ def test_what_ddp_no_longer_measures_is_unknown():
         data = SimpleNamespace(ints_map=times)
         return SimpleNamespace(logger=SimpleNamespace(_get_ddp_logging_data=lambda: data))
 
-    assert reducing(logging(whole)) == Reducing(0.005, 0.003)
+    assert reducing(logging(whole)) == StepTimes(0.005, 0.003)
     for change in ({"backward_comm_time": -1}, {"forward_compute_time": 0}, {"backward_comm_time": "4 ms"}):
         assert reducing(logging({**whole, **change})) is None
     assert reducing(SimpleNamespace(logger=SimpleNamespace())) is reducing(SimpleNamespace()) is reducing(None) is None

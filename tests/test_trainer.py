@@ -23,13 +23,16 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from harness.errors import ConfigError
 from harness.run.plan import Ddp, TrainPlan
+from harness.training.batches import Batches
 from harness.training.digest import state_digests
 from harness.training.loader import epoch_batches, load
+from harness.training.loss import NonFinite, loss_and_items
 from harness.training.parallel.batchnorm import convert_sync_batchnorm
 from harness.training.parallel.gradients import clip_, gradient_values
 from harness.training.recipe import make_recipe
+from harness.training.seat import Seat
 from harness.training.seeds import derive, seed_everything
-from harness.training.trainer import NonFinite, Seat, Trainer, loss_and_items
+from harness.training.trainer import Trainer
 from tests import toys
 from tests.ranks import Outcomes, groups_of
 
@@ -643,13 +646,16 @@ def test_the_plan_refuses_ranks_that_would_have_no_sample() -> None:
 
 
 def test_synchronised_batch_norm_needs_as_many_pieces_on_every_rank() -> None:
-    made = trainer(toys.Points(11, batch_norm=True), Seat(0, 1, torch.device("cpu")), sync_bn=True, global_batch_size=6)
-    made.seat = Seat(1, 2, torch.device("cpu"))
-    made._check_synchronised([range(6), range(5)])
-    made.plan = replace(made.plan, grad_accumulation=3)
-    made._check_synchronised([range(6)])
+    recipe = toys.Points(11, batch_norm=True)
+    plan = TrainPlan(recipe={"_target_": "x"}, global_batch_size=6, sync_bn=True)
+
+    def taken(num_steps: int, grad_accumulation: int) -> int:
+        batches = Batches(replace(plan, grad_accumulation=grad_accumulation), recipe, recipe.dataset(), (1, 2))
+        return len(list(batches.steps(0, num_steps, synchronises=True)))
+
+    assert (taken(2, 1), taken(1, 3)) == (2, 1)
     with pytest.raises(ConfigError, match="a batch of 5 is not enough for nprocs=2 times grad_accumulation=3"):
-        made._check_synchronised([range(6), range(5)])
+        taken(2, 3)
 
 
 def test_rows_of_tensors_are_what_torch_stacks_sample_by_sample() -> None:

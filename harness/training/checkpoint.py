@@ -80,7 +80,7 @@ def _content(trainer: Trainer, step: int, states: list[Any]) -> dict[str, Any]:
     return {
         "step": step,
         "num_steps": trainer.num_steps,
-        "model": trainer.model.state_dict(),
+        "model": trainer.strategy.full_state(),
         "optimizer": trainer.optimizer.state_dict(),
         "scheduler": trainer.scheduler.state_dict() if trainer.scheduler else None,
         "random": states,

@@ -11,12 +11,13 @@ import torch.distributed as dist
 
 from harness.errors import ConfigError
 from harness.training.batch import moved
+from harness.training.batches import num_samples
 from harness.training.loader import load
 from harness.training.recipe import Recipe
 from harness.training.seeds import EVALUATION_SEED, derive, seed_everything
 from harness.training.shard import global_batches, shard
 from harness.training.state import undisturbed_random
-from harness.training.trainer import Trainer, num_samples
+from harness.training.trainer import Trainer
 
 
 def eval_dataset_of(recipe: Recipe) -> Any | None:

@@ -67,7 +67,7 @@ def last_batch(trainer: Trainer) -> list[Sequence[int]]:
 
     Shards may be unequal there alone.
     """
-    batches = trainer.epoch_batches(0)
+    batches = trainer.batches.epoch_batches(0)
     return batches[-1:] if len(batches) <= trainer.num_steps and len(batches[-1]) < len(batches[0]) else []
 
 

@@ -26,8 +26,9 @@ from harness.run.record import FORMAT
 from harness.training.parallel.batchnorm_messages import OneProcess, exchanging
 from harness.training.parallel.collectives import from_rank_0
 from harness.training.recipe import Recipe
+from harness.training.seat import Seat
 from harness.training.state import undisturbed_random
-from harness.training.trainer import Seat, Trainer
+from harness.training.trainer import Trainer
 from harness.verify.faults.inject import seated, trainers
 from harness.verify.faults.seams import DoesNotApply
 from harness.verify.plain_training import Alone, train_alone

@@ -106,7 +106,7 @@ class Capture:
         samples = copied([piece for _, piece in loaded])
         captured = Captured(
             ids=list(batch),
-            pieces=[list(piece) for piece in trainer.pieces(batch)],
+            pieces=[list(piece) for piece in trainer.batches.pieces(batch)],
             random=random,
             lr=[float(group["lr"]) for group in trainer.optimizer.param_groups],
             before=self._state(),
@@ -171,7 +171,8 @@ class Capture:
         reduced = self._trainer.reduced
 
         def watched(count: float) -> list[Tensor]:
-            self._reduced = {name: None if p.grad is None else p.grad.detach().clone() for name, p in self._named}
+            gradients = self._trainer.strategy.full_gradients()
+            self._reduced = {name: None if g is None else g.detach().clone() for name, g in gradients.items()}
             return reduced(count)
 
         self._trainer.reduced = watched  # type: ignore[method-assign]

@@ -48,28 +48,25 @@ def start_of(trainer: Trainer) -> Start:
         Mismatch: The ranks have data sets of different lengths.
     """
     birth = from_all({**state_digests(trainer.model, trainer.optimizer), **digests(trainer.model.named_buffers())})
-    facts = from_all({**trainer.facts(), "uncovered": uncovered(trainer)})
+    facts = from_all({**trainer.facts(), "uncovered": trainer.strategy.unreduced()})
     require_one_data_set([rank_facts["num_samples"] for rank_facts in facts], trainer.seat.rank)
     epochs = range(min(EPOCHS, trainer.plan.epochs or EPOCHS))
     partition = _partition(trainer, epochs)
-    return Start(birth, facts, partition, _own_batches(trainer, epochs), trainer.num_samples, trainer.num_steps)
+    return Start(birth, facts, partition, _own_batches(trainer, epochs), trainer.batches.num_samples, trainer.num_steps)
 
 
 def _partition(trainer: Trainer, epochs: Sequence[int]) -> Partition:
     """Look at the sample numbers of whole epochs, as the ranks would take them."""
-    own = [[(list(batch), list(trainer.shard(batch))) for batch in trainer.epoch_batches(epoch)] for epoch in epochs]
-    return partition_of(from_all(own), trainer.num_samples)
+    own = [
+        [(list(batch), list(trainer.batches.shard(batch))) for batch in trainer.batches.epoch_batches(epoch)]
+        for epoch in epochs
+    ]
+    return partition_of(from_all(own), trainer.batches.num_samples)
 
 
 def _own_batches(trainer: Trainer, epochs: Sequence[int]) -> list[list[list[int]]]:
     plan, recipe = trainer.plan, trainer.recipe
     if not hasattr(recipe, "batches"):
         return []
-    grouped = (epoch_batches(recipe, trainer.num_samples, plan.global_batch_size, plan.seed, epoch) for epoch in epochs)
+    grouped = (epoch_batches(recipe, trainer.batches.num_samples, plan.global_batch_size, plan.seed, epoch) for epoch in epochs)
     return [[list(batch) for batch in batches] for batches in grouped]
-
-
-def uncovered(trainer: Trainer) -> list[str]:
-    """Return the names of trainable parameters that the wrapper does not reduce."""
-    known = {id(p) for p in trainer.wrapped._known_parameters.values()}
-    return [name for name, p in trainer.model.named_parameters() if p.requires_grad and id(p) not in known]

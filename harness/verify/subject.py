@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from harness.run.folder import RunDir
 from harness.run.plan import TrainPlan
-from harness.training.trainer import Seat, Trainer
+from harness.training.seat import Seat
+from harness.training.trainer import Trainer
 from harness.verify.capture import Captured
 
 MakeTrainer = Callable[[TrainPlan], Trainer]

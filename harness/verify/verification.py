@@ -20,8 +20,9 @@ from harness.training.digest import Digests, state_digests
 from harness.training.parallel.batchnorm import SyncBatchNorm
 from harness.training.parallel.collectives import from_all, from_rank_0
 from harness.training.recipe import learning_rates
+from harness.training.seat import Seat
 from harness.training.state import undisturbed_random
-from harness.training.trainer import Seat, Trainer
+from harness.training.trainer import Trainer
 from harness.verify.evaluation_evidence import EvaluationEvidence, evaluation_of
 from harness.verify.pending_reference import PendingReference
 from harness.verify.shared_evidence import SharedEvidence

@@ -167,7 +167,7 @@ class WholeBatch:
     def _gradient_of_ranks(
         self, trainer: Trainer, batch: Sequence[int], samples: Mapping[int, Any] | None
     ) -> tuple[float, Gradients]:
-        own = trainer.pieces(batch)
+        own = trainer.batches.pieces(batch)
         if samples is None:
             loaded = load(trainer.dataset, own, trainer.recipe, 0, 0)
         else:
@@ -179,7 +179,7 @@ class WholeBatch:
             total, count = trainer.accumulate(batch, [(len(piece), next(loaded)) for piece in own])
         trainer.reduced(count)
         sums = from_all([total, count])
-        gradients = {name: p.grad for name, p in trainer.model.named_parameters() if p.requires_grad}
+        gradients = trainer.strategy.full_gradients()
         return ratio(sum(s[0] for s in sums), sum(s[1] for s in sums)), gradients
 
     def _whole(self, taken: TakenStep, samples: Mapping[int, Any] | None, dtype: torch.dtype | None) -> Whole:

@@ -80,8 +80,8 @@ class DataParallel(nn.Module):
         Mismatch: If the ranks' modules differ in names, types or shapes of tensors, or in which of them are trained.
     """
 
-    _ddp: DistributedDataParallel | None = None
-    _tables: SparseTables | None
+    torch_ddp: DistributedDataParallel | None = None
+    reduced_tables: SparseTables | None
     _wrapped_layout: _Layout | None
 
     def __init__(
@@ -121,12 +121,12 @@ class DataParallel(nn.Module):
         if not torch.is_grad_enabled():
             return self._run(*args, **kwargs)
         self._follow_changes()
-        if self._tables is None:
+        if self.reduced_tables is None:
             return self._run(*args, **kwargs)
-        with self._tables.anchored():
+        with self.reduced_tables.anchored():
             output = self._run(*args, **kwargs)
         if self._synchronising:
-            self._tables.reduce_after_backward(output)
+            self.reduced_tables.reduce_after_backward(output)
         return output
 
     @contextmanager
@@ -150,6 +150,10 @@ class DataParallel(nn.Module):
         """
         return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
 
+    def is_covered(self, parameter: nn.Parameter) -> bool:
+        """Return whether a parameter was there when this wrapper was built, so that its gradient is averaged."""
+        return any(known is parameter for known in self._known_parameters.values())
+
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return ``loss`` unchanged. Deprecated: gradients are averaged in backward."""
         self._warn_deprecated("scale_loss")
@@ -170,13 +174,13 @@ class DataParallel(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy (an average of weights, say) builds its own reducer when it is first trained.
-        return self.__dict__ | {"_ddp": None, "_tables": None, "_wrapped_layout": None}
+        return self.__dict__ | {"torch_ddp": None, "reduced_tables": None, "_wrapped_layout": None}
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        if self._ddp is None:
+        if self.torch_ddp is None:
             return self.module(*args, **kwargs)
-        with nullcontext() if self._synchronising else self._ddp.no_sync():
-            return self._ddp(*args, **kwargs)
+        with nullcontext() if self._synchronising else self.torch_ddp.no_sync():
+            return self.torch_ddp(*args, **kwargs)
 
     def _warn_deprecated(self, name: str) -> None:
         if name not in self._warned:
@@ -194,12 +198,12 @@ class DataParallel(nn.Module):
 
     def _wrap(self) -> None:
         """Build what reduces the gradients of the parameters that are trainable now; collective over the group."""
-        if self._ddp is not None:
+        if self.torch_ddp is not None:
             # A process's first DDP is in a reference cycle: until it is collected, its hooks would go on reducing.
-            self._ddp.reducer._remove_autograd_hooks()
+            self.torch_ddp.reducer._remove_autograd_hooks()
         # Set past nn.Module's registration: DDP holds the module a second time.
-        object.__setattr__(self, "_ddp", None)
-        self._tables = None
+        object.__setattr__(self, "torch_ddp", None)
+        self.reduced_tables = None
         # Holding the parameters keeps their identities from being used again.
         self._known_parameters = dict(self.named_parameters())
         self._wrapped_layout = _Layout.of(self)
@@ -209,12 +213,12 @@ class DataParallel(nn.Module):
         tables = sparse_tables(self.module)
         dense = [p for p in self.module.parameters() if p.requires_grad and not any(p is table for table in tables)]
         if dense:
-            object.__setattr__(self, "_ddp", self._build_ddp(tables))
+            object.__setattr__(self, "torch_ddp", self._build_ddp(tables))
         else:
             _broadcast_state(self.module, self.group)
         if tables:
             anchor = dense[0] if dense and self.find_unused_parameters else None
-            self._tables = SparseTables(self.module, tables, anchor, self.group)
+            self.reduced_tables = SparseTables(self.module, tables, anchor, self.group)
 
     def _build_ddp(self, tables: Sequence[nn.Parameter]) -> DistributedDataParallel:
         # DDP reduces what is trainable at its construction and broadcasts everything: just right for the tables.

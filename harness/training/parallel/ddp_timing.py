@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-
-@dataclass(frozen=True)
-class Reducing:
-    """One step of one rank, in seconds.
-
-    Attributes:
-        compute_s: Forward and backward, without waiting for other ranks.
-        comm_exposed_s: From the first bucket's departure to the last one's arrival, less what the backward hid.
-    """
-
-    compute_s: float
-    comm_exposed_s: float
+from harness.training.parallel.strategy import StepTimes
 
 
 def watch(ddp: DistributedDataParallel | None) -> None:
@@ -29,7 +17,7 @@ def watch(ddp: DistributedDataParallel | None) -> None:
         ddp._set_ddp_runtime_logging_sample_rate(1)
 
 
-def reducing(ddp: DistributedDataParallel | None) -> Reducing | None:
+def reducing(ddp: DistributedDataParallel | None) -> StepTimes | None:
     """Return what DDP measured of the last step; None where it did not."""
     names = ("forward_compute_time", "backward_compute_time", "backward_comm_time", "backward_compute_comm_overlap_time")
     # Not all that DDP logs: the texts among it would take as long again, within the time of the next step.
@@ -38,7 +26,7 @@ def reducing(ddp: DistributedDataParallel | None) -> Reducing | None:
     if not times or not times[0]:
         return None
     forward, backward, comm, overlap = times
-    return Reducing(forward + backward, max(0.0, comm - overlap))
+    return StepTimes(forward + backward, max(0.0, comm - overlap))
 
 
 def reduction(ddp: DistributedDataParallel | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,10 @@ def sparse_tables(module: nn.Module) -> list[nn.Parameter]:
 _NO_GRAD, _SPARSE, _DENSE = range(3)
 
 
+Rows = Callable[[list[nn.Parameter]], None]
+"""Changes the local gradients of tables before they are reduced."""
+
+
 class SparseTables:
     """The sparse tables of one module; averages their gradients over the ranks at the end of each backward.
 
@@ -52,6 +56,7 @@ class SparseTables:
         self._anchor = anchor
         self._group = group
         self._queued = False
+        self.before_reduction: Rows | None = None
 
     @contextmanager
     def anchored(self) -> Iterator[None]:
@@ -97,6 +102,8 @@ class SparseTables:
     @torch.no_grad()
     def _reduce(self) -> None:
         self._queued = False
+        if self.before_reduction is not None:
+            self.before_reduction(self._tables)
         found = torch.tensor([self._describe(table) for table in self._tables], device=self._tables[0].device)
         by_table = torch.stack(all_gather(found, self._group), dim=1).tolist()
         for table, per_rank in zip(self._tables, by_table, strict=True):

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from harness.run.faults import FAULTS
 from harness.run.plan import TrainPlan
 from harness.training.recipe import Recipe
-from harness.training.trainer import Seat, Trainer
+from harness.training.seat import Seat
+from harness.training.trainer import Trainer
 
 # Each of these registers its injections.
 from harness.verify.faults import local, optimizer, reduction, reporting, samples, state  # noqa: F401

@@ -37,7 +37,7 @@ def unequal_shards_averaged_equally(trainer: Trainer, size: float | None) -> Non
 
 
 def _batches_to_come(trainer: Trainer) -> list[Sequence[int]]:
-    return trainer.epoch_batches(0)[: trainer.num_steps]
+    return trainer.batches.epoch_batches(0)[: trainer.num_steps]
 
 
 @injection

@@ -68,7 +68,7 @@ def no_sync_left_on(trainer: Trainer, size: float | None) -> None:
     accumulate, numbers = trainer.accumulate, itertools.count()
 
     def faulty(batch: Sequence[int], loaded: list[tuple[int, Any]]) -> tuple[float, float]:
-        with trainer.wrapped.no_sync() if 1 <= next(numbers) <= (size or 1) else nullcontext():
+        with trainer.strategy.accumulate(last=False) if 1 <= next(numbers) <= (size or 1) else nullcontext():
             return accumulate(batch, loaded)
 
     trainer.accumulate = faulty  # type: ignore[method-assign]
@@ -144,18 +144,13 @@ def one_gradient_scaled(trainer: Trainer, size: float | None) -> None:
 @injection
 def sparse_rows_lost(trainer: Trainer, size: float | None) -> None:
     """Lose ``size`` rows of each sparse gradient that only rank 1 has."""
-    tables = trainer.wrapped._tables
-    require(tables is not None, trainer, f"the model of {type(trainer.recipe).__name__} has no sparse embeddings")
-    assert tables is not None
-    reduce = tables._reduce
 
-    def faulty() -> None:
-        with torch.no_grad():
-            for table in tables._tables:
-                _lose_rows(table, int(size or 1), trainer.seat.rank)
-        reduce()
+    def change(tables: list[nn.Parameter]) -> None:
+        for table in tables:
+            _lose_rows(table, int(size or 1), trainer.seat.rank)
 
-    tables._reduce = faulty  # type: ignore[method-assign]
+    are_there = trainer.strategy.before_rows_travel(change)
+    require(are_there, trainer, f"the model of {type(trainer.recipe).__name__} has no sparse embeddings")
 
 
 def _lose_rows(table: nn.Parameter, count: int, rank: int) -> None:
@@ -178,9 +173,6 @@ def _replace(parameter: nn.Parameter, gradient: Tensor | None) -> None:
 
 def _register(trainer: Trainer, hook: Hook) -> None:
     """Let DDP reduce its buckets by ``hook``."""
-    ddp = trainer.wrapped._ddp
-    require(ddp is not None, trainer, "all gradients are sparse")
-    assert ddp is not None
     declared = trainer.plan.ddp.comm_hook
     require(declared == "none", trainer, f"gradients travel by ddp.comm_hook={declared} already")
-    ddp.register_comm_hook(None, hook)
+    require(trainer.strategy.reduce_by(hook), trainer, "all gradients are sparse")

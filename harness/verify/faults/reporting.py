@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from harness.training.evaluate import eval_dataset_of
-from harness.training.trainer import StepResult, Trainer
+from harness.training.loss import StepResult
+from harness.training.trainer import Trainer
 from harness.verify.faults.seams import injection, require
 
 Totals = dict[str, tuple[float, float]]

@@ -13,14 +13,14 @@ Batch = tuple[int, ...]
 @injection
 def not_sharded(trainer: Trainer, size: float | None) -> None:
     """Let every rank take the whole global batch."""
-    trainer.shard = lambda batch: batch  # type: ignore[method-assign]
+    trainer.batches.shard = lambda batch: batch  # type: ignore[method-assign]
 
 
 @injection
 def one_sample_twice(trainer: Trainer, size: float | None) -> None:
     """Let rank 1 take the batch's first sample in place of its own last, once in each of an epoch's first ``size`` steps."""
     marked: set[Batch] = set()
-    shard, epoch_batches = trainer.shard, trainer.epoch_batches
+    shard, epoch_batches = trainer.batches.shard, trainer.batches.epoch_batches
     require(len(epoch_batches(0)[0]) > 1, trainer, "the first batch has one sample")
 
     def marking(epoch: int) -> list[Sequence[int]]:
@@ -34,22 +34,22 @@ def one_sample_twice(trainer: Trainer, size: float | None) -> None:
             return own_part
         return [*own_part[:-1], batch[0]]
 
-    trainer.epoch_batches, trainer.shard = marking, faulty  # type: ignore[method-assign]
+    trainer.batches.epoch_batches, trainer.batches.shard = marking, faulty  # type: ignore[method-assign]
 
 
 @injection
 def last_batch_dropped(trainer: Trainer, size: float | None) -> None:
     """Leave out the last batch of each epoch, as ``drop_last`` does."""
-    epoch_batches = trainer.epoch_batches
+    epoch_batches = trainer.batches.epoch_batches
     require(len(epoch_batches(0)) > 1, trainer, "an epoch has one batch")
-    trainer.epoch_batches = lambda epoch: epoch_batches(epoch)[:-1]  # type: ignore[method-assign]
+    trainer.batches.epoch_batches = lambda epoch: epoch_batches(epoch)[:-1]  # type: ignore[method-assign]
 
 
 @injection
 def sample_of_another_batch(trainer: Trainer, size: float | None) -> None:
     """Let rank 1 exchange one sample of an epoch's first batch for one of the second."""
     swapped: dict[Batch, Sequence[int]] = {}
-    shard, epoch_batches = trainer.shard, trainer.epoch_batches
+    shard, epoch_batches = trainer.batches.shard, trainer.batches.epoch_batches
     require(len(epoch_batches(0)) > 1, trainer, "an epoch has one batch")
 
     def swapping(epoch: int) -> list[Sequence[int]]:
@@ -63,12 +63,12 @@ def sample_of_another_batch(trainer: Trainer, size: float | None) -> None:
     def faulty(batch: Sequence[int]) -> Sequence[int]:
         return swapped.get(tuple(batch), shard(batch)) if trainer.seat.rank == CHOSEN else shard(batch)
 
-    trainer.epoch_batches, trainer.shard = swapping, faulty  # type: ignore[method-assign]
+    trainer.batches.epoch_batches, trainer.batches.shard = swapping, faulty  # type: ignore[method-assign]
 
 
 @injection
 def epoch_not_set(trainer: Trainer, size: float | None) -> None:
     """Give every epoch the order of the first, as a sampler whose ``set_epoch`` is not called."""
-    epoch_batches = trainer.epoch_batches
-    require(trainer.num_samples > 1, trainer, "one sample has one order")
-    trainer.epoch_batches = lambda epoch: epoch_batches(0)  # type: ignore[method-assign]
+    epoch_batches = trainer.batches.epoch_batches
+    require(trainer.batches.num_samples > 1, trainer, "one sample has one order")
+    trainer.batches.epoch_batches = lambda epoch: epoch_batches(0)  # type: ignore[method-assign]

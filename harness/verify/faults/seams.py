@@ -149,7 +149,7 @@ class Tried:
 
 def tried(trainer: Trainer) -> Tried:
     """Try the recipe's loss on a copy of the model; collective, and without a trace."""
-    own_part = trainer.shard(trainer.epoch_batches(0)[0])
+    own_part = trainer.batches.shard(trainer.batches.epoch_batches(0)[0])
     outcome: tuple[float, bool] = (0.0, False)
     if own_part:
         with undisturbed_random(), torch.no_grad():
