@@ -182,8 +182,10 @@ def try_launcher(method: str) -> Finding:
         seconds = time.monotonic() - began
     name = f"try {method}"
     if not ok:
-        return Finding(name, False, text, {"seconds": seconds}, needed=method == "spawn")
-    return Finding(name, True, f"2 ranks, one all-reduce, in {seconds:.1f} s", {"seconds": seconds}, needed=method == "spawn")
+        return Finding(name, False, text, {"seconds": seconds}, needed=method == RunPlan.method)
+    return Finding(
+        name, True, f"2 ranks, one all-reduce, in {seconds:.1f} s", {"seconds": seconds}, needed=method == RunPlan.method
+    )
 
 
 _ALL_REDUCE = """\

@@ -80,6 +80,11 @@ def test_running_ranks_have_not_failed() -> None:
     assert early is not None and early.left_early
 
 
+def test_a_rank_that_vanished_is_blamed_before_one_that_returned() -> None:
+    first = first_to_fall([running(0), died(1, 0, t=5.0), ok(2)])
+    assert first is not None and first.rank == 1
+
+
 @pytest.mark.parametrize(
     ("end", "sentence", "code", "number"),
     [

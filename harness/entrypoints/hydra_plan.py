@@ -17,6 +17,7 @@ from harness.rank.main_script import describe_main
 from harness.run.checkpoint_file import find_checkpoint
 from harness.run.folder import RunDir
 from harness.run.job import Job
+from harness.run.launch_methods import traits_of
 from harness.run.plan import Task, TrainPlan
 
 
@@ -26,7 +27,8 @@ def plan_all(composed: Sequence[Composed], function: TaskFunction) -> list[Job]:
     Raises:
         ConfigError: Any of them has a setting that cannot work; all such settings of all jobs are named.
     """
-    task = describe_function(function, inline=all(settings_of(one.config)["method"] == "inline" for one in composed))
+    methods = {settings_of(one.config)["method"] for one in composed}
+    task = describe_function(function, inline=all(traits_of(method).needs_one_rank for method in methods))
     jobs, problems = [], []
     for one in composed:
         try:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from harness.errors import HarnessError
 from harness.launchers import registry
 from harness.launchers.base import Launcher, Process
-from harness.launchers.supervisor import Observer, Supervisor
+from harness.launchers.display import Observer
+from harness.launchers.supervisor import Supervisor
 from harness.run.environment import common_environment
 from harness.run.folder import RunDir, write_json
 from harness.run.plan import RunPlan

@@ -11,6 +11,7 @@ from typing import TypeVar
 from harness.errors import WORDS, ConfigError, Problem, WrongSettings
 from harness.launchers import registry
 from harness.run.environment import usable_cores, wanted_threads
+from harness.run.launch_methods import traits_of
 from harness.run.placement import Placement, place
 from harness.run.plan import START_METHODS, RunPlan, Task, TrainPlan
 
@@ -173,7 +174,7 @@ def _placed(settings: Settings, environ: Mapping[str, str]) -> Placement:
     if kind is not None and placement.devices and placement.device != kind:
         said = "{devices}={ids} names devices of type {kind}, but {backend}={name} is for {device}."
         raise ConfigError(Problem(said, ids=settings.devices, kind=kind, name=placement.backend, device=placement.device))
-    if settings.method == "inline" and placement.nprocs != 1:
+    if traits_of(settings.method).needs_one_rank and placement.nprocs != 1:
         means = f" means {placement.nprocs} here" if settings.nprocs == -1 else ""
         said = "{method}=inline runs one rank in this process, but {nprocs}={count}{means}. Use {nprocs}=1, or {method}=spawn."
         raise ConfigError(Problem(said, count=settings.nprocs, means=means))

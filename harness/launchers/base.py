@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from harness.run.environment import PARENT, RankEnvironment
+from harness.run.environment import RankEnvironment
 from harness.run.folder import RunDir
 from harness.run.plan import RunPlan
 
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
 
 class Process(Protocol):
-    """A started process: the leader of a process group, so that its own children are reached too.
+    """A started process, on this machine or elsewhere.
 
     Attributes:
-        pid: Its id, and its group's.
+        pid: Its number where it runs; the supervisor makes nothing of it.
         rank: Which rank it is; None for an agent that starts the ranks itself.
         server: Exit code of the warm server whose death ended it; None where it runs, or ended otherwise.
     """
@@ -40,6 +31,15 @@ class Process(Protocol):
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when it has ended; -1 where the system has none, or none left."""
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to what it has started; nothing happens where it has ended."""
+
+    def kill(self) -> None:
+        """End it and what it has started, at once."""
+
+    def ask_for_stacks(self, pid: int) -> None:
+        """Have a rank write its stacks: this process, or one that it started, by the number that the rank recorded."""
 
 
 class Launcher(Protocol):
@@ -57,86 +57,6 @@ class Launcher(Protocol):
         """End what the launcher keeps alive between runs."""
 
 
-class OwnProcess:
-    """A child of this process, in a session of its own: a Ctrl-C on the terminal reaches the parent alone."""
-
-    server: int | None = None
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        cwd: str,
-        log: Path,
-        rank: int | None = None,
-        pass_fds: Sequence[int] = (),
-    ) -> None:
-        self.rank = rank
-        with log.open("ab") as output:
-            self._child = self._open(command, environment, cwd, output, pass_fds)
-        self.pid = self._child.pid
-        self._pidfd = pidfd_of(self.pid)
-
-    @staticmethod
-    def _open(
-        command: Sequence[str], environment: Mapping[str, str], cwd: str, output: IO[bytes], pass_fds: Sequence[int]
-    ) -> subprocess.Popen[bytes]:
-        def start() -> subprocess.Popen[bytes]:
-            return subprocess.Popen(
-                command,
-                env={**environment, PARENT: str(os.getpid())},
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                pass_fds=pass_fds,
-            )
-
-        if threading.get_native_id() == os.getpid():
-            return start()
-        # The kernel has a child end with the thread that forked it, and this thread may end before its ranks.
-        return _lasting_thread().submit(start).result()
-
-    def poll(self) -> int | None:
-        """Return the exit code, after whatever is left of the process group has been ended."""
-        if self._child.returncode is None and has_ended(self.pid):
-            kill_group(self.pid, signal.SIGKILL)
-        code = self._child.poll()
-        if code is not None and self._pidfd >= 0:
-            os.close(self._pidfd)
-            self._pidfd = -1
-        return code
-
-    def fileno(self) -> int:
-        """Return the descriptor that becomes readable at its end."""
-        return self._pidfd
-
-
-@functools.cache
-def _lasting_thread() -> Executor:
-    """Return what runs a function in a thread that lasts as long as this process."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    return ThreadPoolExecutor(1, "harness-starts")
-
-
-os.register_at_fork(after_in_child=_lasting_thread.cache_clear)
-
-
-def pidfd_of(pid: int) -> int:
-    """Return a descriptor that becomes readable when a process has ended; -1 where the system has none, or none left."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return -1
-
-
-def has_ended(pid: int) -> bool:
-    """Return True for a child that has ended; it stays a zombie, so that nobody else is given its group's number."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
 def start_each(starts: Iterable[Callable[[], Process]]) -> list[Process]:
     """Start processes one after another; if one cannot be started, none is left."""
     started: list[Process] = []
@@ -145,7 +65,7 @@ def start_each(starts: Iterable[Callable[[], Process]]) -> list[Process]:
             started.append(start())
     except BaseException:
         for process in started:
-            kill_group(process.pid, signal.SIGKILL)
+            process.kill()
             while process.poll() is None:
                 time.sleep(0.005)
         raise
@@ -157,6 +77,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
     Flags of this interpreter (``-O``, ``-W``, ``-X``) are that one's too, as ``multiprocessing`` has it.
     """
+    # Private, and what multiprocessing itself starts its children with; no public function puts the flags together.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-P", "-m", module, *arguments]
 
@@ -164,9 +85,3 @@ def module_command(module: str, *arguments: str) -> list[str]:
 def rank_environment(environment: Mapping[str, str], rank: int, nprocs: int) -> dict[str, str]:
     """Return the environment of one rank of a run on this machine."""
     return dict(environment) | RankEnvironment(rank, rank, nprocs, nprocs).variables()
-
-
-def kill_group(pid: int, number: int) -> None:
-    """Send a signal to a process group; one that is gone is left in peace."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)

@@ -68,6 +68,15 @@ class _Done:
     def fileno(self) -> int:
         return -1
 
+    def signal(self, number: int) -> None:
+        """Do nothing: it has ended, and its process is this one."""
+
+    def kill(self) -> None:
+        """Do nothing."""
+
+    def ask_for_stacks(self, pid: int) -> None:
+        """Do nothing."""
+
 
 @contextmanager
 def _as_rank(environment: Mapping[str, str], threads: int) -> Iterator[None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from harness.launchers.base import OwnProcess, Process, module_command, rank_environment, start_each
+from harness.launchers.base import Process, module_command, rank_environment, start_each
+from harness.launchers.local import OwnProcess
 from harness.run.folder import RunDir
 from harness.run.plan import RunPlan
 

@@ -19,6 +19,7 @@ from harness.launchers.launch import LaunchLauncher
 from harness.launchers.spawn import SpawnLauncher
 from harness.launchers.torchrun import TorchrunLauncher
 from harness.run.environment import import_path
+from harness.run.launch_methods import traits_of
 from harness.run.placement import Machine
 
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {
@@ -52,8 +53,12 @@ def warm_up_for(arguments: Sequence[str]) -> None:
     """Warm up if a command with these arguments is going to fork ranks; a needless import of torch would slow the others."""
     asks = {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
     launchers = [argument.partition("=")[2] for argument in arguments if argument.startswith("launcher=")]
-    if asks.isdisjoint(argument.partition("=")[0] for argument in arguments) and all("spawn" in each for each in launchers):
+    if asks.isdisjoint(argument.partition("=")[0] for argument in arguments) and all(map(_may_use_server, launchers)):
         warm_up()
+
+
+def _may_use_server(names: str) -> bool:
+    return any(traits_of(name).server_start_method for name in names.split(","))
 
 
 def probe() -> dict[str, Any]:

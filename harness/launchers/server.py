@@ -19,7 +19,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from harness.launchers.base import kill_group, pidfd_of
+from harness.launchers.local import pidfd_of, signal_group
 from harness.rank.importing import uncollected
 from harness.run.environment import PARENT
 
@@ -68,7 +68,7 @@ class Server:
     def end_ranks(self) -> None:
         """Kill what is left."""
         for pid in self._ranks:
-            kill_group(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
 
     def _read(self) -> bool:
         received = self._channel.recv(1 << 20)
@@ -112,7 +112,7 @@ class Server:
     def _reap(self) -> None:
         while self._ranks and (ended := _first_ended()):
             # The zombie keeps its group's number taken until what it left behind is gone.
-            kill_group(ended, signal.SIGKILL)
+            signal_group(ended, signal.SIGKILL)
             _, status = os.waitpid(ended, 0)
             self._ranks.discard(ended)
             self._send({"exit": [ended, os.waitstatus_to_exitcode(status)]})

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, ClassVar
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals by which users and systems end a program."""
+
 
 class Interrupted(BaseException):
     """A signal told this process to end; the ranks are gone by then.
@@ -46,7 +49,7 @@ class SignalTrap:
     def __enter__(self) -> SignalTrap:
         if threading.current_thread() is threading.main_thread():
             self._pipe = os.pipe()
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in ENDING:
                 if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                     continue
                 self._before[number] = signal.signal(number, self._catch)

@@ -19,9 +19,10 @@ from functools import partial
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.launchers.base import Process, has_ended, kill_group, module_command, rank_environment, start_each
+from harness.launchers.base import Process, module_command, rank_environment, start_each
 from harness.launchers.launch import LaunchLauncher
-from harness.launchers.signals import raise_if_interrupted
+from harness.launchers.local import LocalProcess, has_ended, signal_group
+from harness.launchers.signals import ENDING, raise_if_interrupted
 from harness.run.environment import PARENT, THREAD_VARIABLES, import_path, without_stale
 from harness.run.folder import RunDir
 from harness.run.plan import RunPlan
@@ -126,7 +127,7 @@ class WarmServer:
         try:
             self._child.wait(timeout=0.2 if not self._ready else 5)
         except subprocess.TimeoutExpired:
-            kill_group(self._child.pid, signal.SIGKILL)
+            signal_group(self._child.pid, signal.SIGKILL)
             self._child.wait()
         self._log.close()
 
@@ -169,13 +170,12 @@ def _part_from_servers() -> None:
 os.register_at_fork(after_in_child=_part_from_servers)
 
 
-class ServedProcess:
+class ServedProcess(LocalProcess):
     """A rank that the warm server forked."""
 
     def __init__(self, server: WarmServer, pid: int, rank: int) -> None:
         self.pid = pid
-        self.rank: int | None = rank
-        self.server: int | None = None
+        self.rank = rank
         self._server = server
         self._code: int | None = None
 
@@ -196,23 +196,26 @@ class ServedProcess:
         return self._server.fileno()
 
 
-class ForkedProcess:
+class ForkedProcess(LocalProcess):
     """A rank forked from this process itself."""
-
-    server: int | None = None
 
     def __init__(self, run: RunDir, environment: Mapping[str, str], rank: int) -> None:
         arguments = (str(run.path), dict(environment), os.getpid())
         self._child = multiprocessing.get_context("fork").Process(target=_become, args=arguments, name=f"rank-{rank}")
-        self.rank: int | None = rank
+        self.rank = rank
         self._code: int | None = None
-        self._child.start()
+        # Until it has let go of this process's handlers, a signal to the rank would be taken for one to this process.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            self._child.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         self.pid = int(self._child.pid or 0)
 
     def poll(self) -> int | None:
         """Return its exit code."""
         if self._code is None and has_ended(self.pid):
-            kill_group(self.pid, signal.SIGKILL)
+            self.kill()
             self._child.join()
             self._code = self._child.exitcode
             self._child.close()
@@ -226,6 +229,9 @@ class ForkedProcess:
 def _become(path: str, environment: Mapping[str, str], parent: int) -> None:
     try:
         os.setsid()
+        for number in ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         os.environ.clear()
         os.environ.update(environment, **{PARENT: str(parent)})
         from harness.rank.process import main

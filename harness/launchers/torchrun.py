@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.launchers.base import OwnProcess, Process, module_command
+from harness.launchers.base import Process, module_command
+from harness.launchers.local import OwnProcess
 from harness.run.environment import UNSHARED
 from harness.run.folder import RunDir
 from harness.run.plan import RunPlan

@@ -12,7 +12,7 @@ import time
 from types import FrameType
 from typing import NoReturn
 
-from harness.launchers.base import kill_group
+from harness.launchers.local import signal_group
 from harness.rank.lifetime import die_with_parent
 from harness.run.environment import PARENT, UNSHARED, RankEnvironment
 from harness.run.folder import RunDir, write_json
@@ -31,7 +31,7 @@ def main(path: str) -> NoReturn:
         _become_rank(path)
 
     def forward(number: int, frame: FrameType | None) -> None:
-        kill_group(pid, number)
+        signal_group(pid, number)
 
     for number in _FORWARDED:
         signal.signal(number, forward)
@@ -55,7 +55,7 @@ def _become_rank(path: str) -> NoReturn:
 def _await_end(pid: int) -> int:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     # The zombie keeps its group's number taken until what it left behind is gone.
-    kill_group(pid, signal.SIGKILL)
+    signal_group(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 

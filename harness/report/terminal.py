@@ -19,6 +19,7 @@ from harness.report.sweep.bandwidth_table import RECIPE, bandwidth_table
 from harness.report.sweep.notes import failures, notes
 from harness.report.sweep.sweep_report import JobReport, SweepReport
 from harness.report.sweep.text import Line, both_ends, flow, paragraph, table_lines
+from harness.run.launch_methods import traits_of
 from harness.run.record import ratio
 
 if TYPE_CHECKING:
@@ -209,7 +210,9 @@ class _Progress:
         self._logged = Logged()
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         # An inline rank shares this terminal, perhaps with a debugger in it.
-        self._bar = _Bar(console, self._total) if console.is_terminal and job.plan.method != "inline" else None
+        self._bar = (
+            _Bar(console, self._total) if console.is_terminal and not traits_of(job.plan.method).shows_own_output else None
+        )
 
     def take(self, rank: int, event: Mapping[str, Any]) -> None:
         """Take in an event of a rank."""

@@ -66,7 +66,9 @@ def first_to_fall(ends: Sequence[End]) -> End | None:
         return None
     own = [end for end in failed if not end.is_consequence and not end.left_early]
     early = [end for end in ends if end.left_early]
-    return min(own or early or failed, key=lambda end: end.t)
+    # One that vanished comes before those that have returned from their task.
+    vanished = [end for end in early if end.result.status == "unfinished" and "finished" not in end.result.marks]
+    return min(own or vanished or early or failed, key=lambda end: end.t)
 
 
 def judge(ends: Sequence[End], logs: Sequence[str], marks: dict[str, float]) -> RunResult:

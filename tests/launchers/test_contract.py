@@ -16,7 +16,7 @@ import pytest
 
 from harness.entrypoints.run_job import run_job
 from harness.launchers import registry
-from harness.launchers.base import OwnProcess
+from harness.launchers.local import OwnProcess
 from harness.launchers.spawn import SpawnLauncher
 from harness.launchers.temp_dir import TempDir
 from harness.rank.process import conclude

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.launchers import registry
 from harness.launchers.inline import _tee
 from harness.rank.context import recorder
 from harness.rank.lifetime import sign
 from harness.rank.process import using_temp_dir
 from harness.run.environment import usable_cores, wanted_threads
 from harness.run.folder import RunDir
+from harness.run.launch_methods import TRAITS
 from tests.launchers.starting import STARTS, Echo
 
 pytestmark = pytest.mark.ranks
@@ -173,7 +175,8 @@ def test_exit_codes_survive_an_ignored_sigchld(how: str, echo: Echo) -> None:
 
 
 def test_all_launchers_are_covered() -> None:
-    assert {method for method, _ in STARTS.values()} == {"spawn", "launch", "torchrun"}
+    assert {method for method, _ in STARTS.values()} == set(registry.LAUNCHERS) - {"inline"}
+    assert set(TRAITS) <= set(registry.LAUNCHERS)
 
 
 def test_a_log_handler_made_by_an_inline_rank_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from harness.compare.correctness.checks import ALONE
 from harness.compare.correctness.evidence import Digests, Evidence
 from harness.errors import NotComparable
 from harness.run.folder import RunDir
+from harness.run.launch_methods import traits_of
 from harness.run.plan import RunPlan
 from harness.run.record import RunResult, joined
 
@@ -218,8 +219,8 @@ def judge_resumed(
 
 def why_not_resumed(plan: RunPlan, result: RunResult, run: RunDir) -> str:
     """Return why a training cannot be interrupted and resumed for a comparison; empty where it can."""
-    if plan.method == "inline":
-        return "launcher=inline has no new process that could go on"
+    if traits_of(plan.method).needs_one_rank:
+        return f"launcher={plan.method} has no new process that could go on"
     if len(steps_with_digests(result)) < 3:
         return "the training has too few steps to be interrupted"
     if plan.train is not None and plan.train.ddp.static_graph and plan.nprocs > 2 and plan.train.grad_accumulation == 1:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from harness.compare.performance import stats
 from harness.compare.performance.phases import PHASES, Phase, phases
 from harness.report.sweep.sweep_report import JobReport
+from harness.run.launch_methods import is_served
 from harness.run.record import RankResult, RunResult
 
 OF_PARENT = {"called": "called", "process exists": "started", "returned": "returned"}
@@ -58,7 +59,7 @@ def server_wait(jobs: Sequence[JobReport]) -> tuple[int, float] | None:
     That is how much longer its own run took from the call to the start of its ranks than the launches of its comparison do,
     all of which find the server ready. None where there are no such launches.
     """
-    served = [job for job in jobs if (job.plan.method, job.plan.start_method) == ("spawn", "forkserver")]
+    served = [job for job in jobs if is_served(job.plan.method, job.plan.start_method)]
     ready = [found for job in served for _, result in job.trials if (found := _until_started(result)) is not None]
     own = _until_started(served[0].result) if served else None
     return (served[0].plan.job, max(0.0, own - stats.median(ready))) if ready and own is not None else None
