@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from harness.compare.performance import claim as claims
 from harness.compare.performance import stats
 from harness.compare.performance import verdict as performance
 from harness.compare.performance.launches import Launch
@@ -88,7 +89,7 @@ def verdicts(noise: Noise, rng: random.Random, pairs: int, trials: int) -> dict[
     for _ in range(trials):
         logs = differences(noise, rng, pairs)
         for ratio, count in counts.items():
-            count[performance.claim([value + math.log(ratio) for value in logs], MARGIN)] += 1
+            count[claims.claim([value + math.log(ratio) for value in logs], MARGIN)] += 1
     return counts
 
 
@@ -181,7 +182,7 @@ def print_forecast(trials: int) -> None:
 def settled(rng: random.Random, pairs: int, sd: float, margin: float, ratio: float, trials: int) -> float:
     """Return how often a verdict other than inconclusive is given."""
     centre = math.log(ratio)
-    found = (performance.claim([rng.gauss(centre, sd) for _ in range(pairs)], margin) for _ in range(trials))
+    found = (claims.claim([rng.gauss(centre, sd) for _ in range(pairs)], margin) for _ in range(trials))
     return sum(verdict != "inconclusive" for verdict in found) / trials
 
 
@@ -194,7 +195,7 @@ def print_stopping(trials: int) -> None:
             rng = random.Random(f"{name} {margin}")
             found = [stopped(differences(noise, rng, 20), margin) for _ in range(trials)]
             covered = sum(stats.location_interval(logs).contains(0.0) for logs in found) / trials
-            false = sum(performance.claim(logs, margin) in ("faster", "slower") for logs in found) / trials
+            false = sum(claims.claim(logs, margin) in ("faster", "slower") for logs in found) / trials
             mean = sum(map(len, found)) / trials
             shown = f"**{percent(covered)}**" if covered < 0.95 - beyond_chance(0.05, trials) else percent(covered)
             print(row([name, f"{margin:.0%}", f"{mean:.1f}", shown, percent(false)]))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness.compare import detection
+from harness.compare import detection, plans
 from harness.compare.correctness import bounds, check, checks_runs
 from harness.compare.correctness.check import Check
 from harness.compare.correctness.verdict import Verdict, judge
@@ -1360,9 +1360,9 @@ def trained(of: RunPlan, **changes: Any) -> RunPlan:
 def test_how_runs_were_started_is_no_difference():
     other = plan(job=3, method="torchrun", start_method="fork", argv=("run.py", "launcher=torchrun"), cwd="/elsewhere")
     other = trained(dataclasses.replace(other, timeout_s=5.0, max_restarts=2), log_every=1, on_mismatch="warn")
-    assert checks_runs.differences(plan(), other) == {}
-    assert checks_runs.may_share_reference(plan(), other)
-    checks_runs.require_same_training(plan(), other)
+    assert plans.differences(plan(), other) == {}
+    assert plans.may_share_reference(plan(), other)
+    plans.require_same_training(plan(), other)
 
 
 @pytest.mark.parametrize(
@@ -1385,14 +1385,14 @@ def test_how_runs_were_started_is_no_difference():
     ],
 )
 def test_differences(other, expected):
-    assert checks_runs.differences(plan(), other) == expected
-    assert checks_runs.may_share_reference(plan(), other) is (expected == {})
+    assert plans.differences(plan(), other) == expected
+    assert plans.may_share_reference(plan(), other) is (expected == {})
 
 
 def test_runs_that_differ_are_refused():
     other = trained(plan(job=3), global_batch_size=128, seed=1)
     with pytest.raises(NotComparable) as caught:
-        checks_runs.require_same_training(other, plan())
+        plans.require_same_training(other, plan())
     assert str(caught.value) == "job 3 cannot be compared with job 0: global_batch_size is 128 against 64, seed is 1 against 0."
     result = RunResult("ok", tuple(RankResult(rank, digests=tuple(each)) for rank, each in enumerate(chain())))
     with pytest.raises(NotComparable):
@@ -1401,13 +1401,13 @@ def test_runs_that_differ_are_refused():
 
 
 def test_a_nan_setting_is_equal_to_itself():
-    assert checks_runs.differences(trained(plan(), recipe={"x": math.nan}), trained(plan(), recipe={"x": math.nan})) == {}
+    assert plans.differences(trained(plan(), recipe={"x": math.nan}), trained(plan(), recipe={"x": math.nan})) == {}
 
 
 def test_a_reference_is_shared_at_the_same_depth_only():
-    assert not checks_runs.may_share_reference(plan(), trained(plan(), compare="full"))
-    assert not checks_runs.may_share_reference(trained(plan(), compare="off"), trained(plan(), compare="off"))
-    assert not checks_runs.may_share_reference(dataclasses.replace(plan(), train=None), dataclasses.replace(plan(), train=None))
+    assert not plans.may_share_reference(plan(), trained(plan(), compare="full"))
+    assert not plans.may_share_reference(trained(plan(), compare="off"), trained(plan(), compare="off"))
+    assert not plans.may_share_reference(dataclasses.replace(plan(), train=None), dataclasses.replace(plan(), train=None))
 
 
 # --- the training against its verification ------------------------------------------------------------------------------

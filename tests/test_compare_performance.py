@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from harness.compare.performance import bandwidth, launches, phases, scaling, schedule, stats
+from harness.compare.performance import bandwidth, distributions, launches, phases, scaling, schedule, stats, words
+from harness.compare.performance import claim as claims
+from harness.compare.performance import resolution as measured
 from harness.compare.performance import verdict as performance
 from harness.compare.performance.launches import Launch
 from harness.compare.performance.schedule import Slot
@@ -371,8 +373,8 @@ def test_short_windows_claim_nothing_of_steps_and_all_of_the_start() -> None:
     why = "job 0: too short to tell (0.14 s of measured steps; use more)"
     assert verdict.sentences[0] == f"inconclusive: no clean pair ({why})"
     assert performance.compare(*arms, "start").label == "2.00x slower"
-    assert performance.resolution(arms[0]) is None and performance.resolution(arms[0], "start") is not None
-    assert "nothing can be said of steps, 4 of 4 launches cannot tell (too short" in performance.unresolved(arms[0])
+    assert measured.resolution(arms[0]) is None and measured.resolution(arms[0], "start") is not None
+    assert "nothing can be said of steps, 4 of 4 launches cannot tell (too short" in measured.unresolved(arms[0])
     plain = arm("plain", [1.0] * 4, nprocs=1)
     assert scaling.scaling("strong", plain, None, arms[0]).sentence == f"no scaling: {why}"
 
@@ -422,12 +424,12 @@ def test_adjusted_times_that_measured_times_contradict_make_no_claim() -> None:
 
 
 def test_another_claim_by_measured_times_contradicts_even_where_the_intervals_overlap() -> None:
-    adjusted, measured = [0.055, 0.056, 0.057], [0.05, 0.12, 0.13, 0.14]
-    assert performance.claim(adjusted, 0.10) == "equivalent"
-    assert performance.claim(measured, 0.10) == "slower"
-    assert stats.location_interval(measured).contains(0.056)
-    assert performance.contradict(adjusted, measured, 0.10)
-    assert not performance.contradict(measured, measured, 0.10)
+    adjusted, raw = [0.055, 0.056, 0.057], [0.05, 0.12, 0.13, 0.14]
+    assert claims.claim(adjusted, 0.10) == "equivalent"
+    assert claims.claim(raw, 0.10) == "slower"
+    assert stats.location_interval(raw).contains(0.056)
+    assert claims.contradict(adjusted, raw, 0.10)
+    assert not claims.contradict(raw, raw, 0.10)
 
 
 def test_adjusted_times_decide_where_measured_times_are_only_noisier() -> None:
@@ -491,7 +493,7 @@ def test_verdicts_are_seldom_wrong() -> None:
     rng, wrong = random.Random(3), 0
     for _ in range(1000):
         logs = [rng.gauss(math.log(1.1), 0.08) for _ in range(6)]
-        wrong += performance.claim(logs, 0.10) in ("faster", "equivalent")
+        wrong += claims.claim(logs, 0.10) in ("faster", "equivalent")
     assert wrong <= 70  # 5 % of 1000, and 3 standard errors
 
 
@@ -499,7 +501,7 @@ def test_verdicts_are_seldom_wrong() -> None:
 
 
 def test_resolution_of_recorded_launches_against_themselves() -> None:
-    found = performance.resolution(recorded(SAME, "a"))
+    found = measured.resolution(recorded(SAME, "a"))
     assert found is not None
     assert not found.biased
     assert found.apparent.pairs == 8
@@ -509,7 +511,7 @@ def test_resolution_of_recorded_launches_against_themselves() -> None:
 
 def test_resolution_is_what_a_t_test_finds_with_80_percent_power() -> None:
     launches = [launch(math.exp(x), order=i, pair=i // 2) for i, x in enumerate((0, 0.1, 0.1, 0, 0, -0.1, -0.1, 0))]
-    found = performance.resolution(launches)  # log ratios in ABBA order: 0.1, 0.1, -0.1, -0.1; sd 0.11547
+    found = measured.resolution(launches)  # log ratios in ABBA order: 0.1, 0.1, -0.1, -0.1; sd 0.11547
     assert found is not None
     assert found.apparent.ratio == pytest.approx(1.0)
     assert math.log(found.ratio) == pytest.approx((3.1824 + 0.9785) * 0.11547 / 2, abs=1e-4)
@@ -517,14 +519,14 @@ def test_resolution_is_what_a_t_test_finds_with_80_percent_power() -> None:
 
 def test_a_machine_that_differs_from_itself_is_called_biased() -> None:
     launches = [launch(x, order=i, pair=i // 2) for i, x in enumerate((1.0, 1.2, 1.21, 1.0, 1.0, 1.2))]
-    found = performance.resolution(launches)
+    found = measured.resolution(launches)
     assert found is not None and found.biased
     assert found.sentence.endswith("but a launcher differs from itself by 1.20: smaller ratios mean nothing")
 
 
 def test_resolution_needs_2_clean_pairs() -> None:
     launches = [launch(1.0, order=i, pair=i // 2, throttled=i == 3) for i in range(4)]
-    assert performance.resolution(launches) is None
+    assert measured.resolution(launches) is None
 
 
 # Scaling
@@ -637,11 +639,13 @@ def test_an_unknown_mark_is_refused() -> None:
 SIDE_BY_SIDE = {
     "harness.compare.performance",
     "harness.compare.correctness.agreement",
-    *(f"harness.compare.performance.{name}" for name in ("launches", "schedule")),
+    *(f"harness.compare.performance.{name}" for name in ("claim", "distributions", "launches", "schedule", "words")),
 }
 
 
-@pytest.mark.parametrize("module", [bandwidth, launches, phases, scaling, schedule, stats, performance])
+@pytest.mark.parametrize(
+    "module", [bandwidth, claims, distributions, launches, measured, phases, scaling, schedule, stats, performance, words]
+)
 def test_the_parent_pays_for_no_numerical_library(module: ModuleType) -> None:
     tree = ast.parse(Path(str(module.__file__)).read_text())
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]

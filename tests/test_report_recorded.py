@@ -54,12 +54,12 @@ def test_a_reporter_of_ones_own_reports_again(tmp_path, module, capsys):
 
 
 def test_a_sweep_records_its_reporters(tmp_path, module):
-    report = ["~report.reporters.json", f"+report.reporters.best={{_target_: {module}.Best, file: best.txt}}"]
+    report = ["~report.reporters.json", f"+report.reporters.best={{_target_: {module}.Best, file: {tmp_path}/best.txt}}"]
     command = [sys.executable, "run.py", "backend=gloo", "nprocs=1", "steps=2", "compare=off", f"hydra.sweep.dir={tmp_path}/s"]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path / "mine"), "HOME": str(tmp_path)}
     subprocess.run([*command, "recipe=transformer", *report], check=True, env=environment, capture_output=True)
     recorded = SweepDir(tmp_path / "s").read()["report"]["reporters"]
-    assert recorded["best"] == {"_target_": f"{module}.Best", "file": "best.txt"}
+    assert recorded["best"] == {"_target_": f"{module}.Best", "file": f"{tmp_path}/best.txt"}
     assert "json" not in recorded and "html" in recorded
 
 

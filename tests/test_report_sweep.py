@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ConfigError, NotComparable
+from harness.report.html import sweep_html
 from harness.report.rebuild import main
 from harness.report.reporter import Reporters
 from harness.report.sweep import table as tables
@@ -94,6 +95,35 @@ def test_a_damaged_file_is_named_and_prevents_no_other_report(name, content, tmp
     said = capsys.readouterr()
     assert len(said.err.splitlines()) == 1 and "cannot be read: it" in said.err
     assert f"{sound.name}" in said.out
+
+
+@pytest.mark.parametrize("ranks", [10**9, 1e9, -1, "two"])
+def test_a_number_of_ranks_that_none_can_have_is_refused(ranks, tmp_path, capsys):
+    folder = recorded("four_jobs", tmp_path)
+    (folder / "1" / "result.json").unlink()
+    write_json(folder / "1" / "plan.json", {**json.loads((folder / "1" / "plan.json").read_text()), "nprocs": ranks})
+    assert main([str(folder), "--table-only"]) == 1
+    assert f"{ranks} is no number of ranks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe" * 100_000, b"[" * 100_000], ids=["binary", "nested"])
+def test_a_file_that_is_no_record_is_refused_without_showing_it(content, tmp_path, capsys):
+    folder = recorded("four_jobs", tmp_path)
+    (folder / "1" / "result.json").write_bytes(content)
+    assert main([str(folder), "--table-only"]) == 1
+    message = capsys.readouterr().err
+    assert "cannot be read" in message and len(message.splitlines()) == 1 and len(message) < 600
+
+
+def test_a_link_is_no_picture(tmp_path):
+    folder, secret = recorded("four_jobs", tmp_path), tmp_path / "secret"
+    secret.write_text("<svg>secret</svg>")
+    (folder / "pictures").mkdir(exist_ok=True)
+    write_json(folder / "pictures" / "index.json", [{"name": "loss", "title": "Loss", "alt": "Loss"}])
+    for name in ("loss.svg", "loss.png"):
+        (folder / "pictures" / name).unlink(missing_ok=True)
+        (folder / "pictures" / name).symlink_to(secret)
+    assert "secret" not in sweep_html(read_sweep(folder)).replace(str(tmp_path), "")
 
 
 @pytest.mark.parametrize("name", ["sweep.json", "1/plan.json", "1/result.json", "1/evidence.json", "1/audit.json"])

@@ -9,7 +9,7 @@ import statistics
 
 import pytest
 
-from harness.compare.performance import stats
+from harness.compare.performance import distributions, stats
 
 # Hollander and Wolfe, Nonparametric Statistical Methods, table 3.1: depression scores before and after a treatment.
 BEFORE = (1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30)
@@ -81,36 +81,36 @@ def test_steadiness_of_fewer_than_4_steps_is_unknown() -> None:
     ],
 )
 def test_t_quantiles_are_those_of_the_printed_tables(p: float, df: float, expected: float) -> None:
-    assert stats.student_t_quantile(p, df) == pytest.approx(expected, abs=5e-4)
+    assert distributions.student_t_quantile(p, df) == pytest.approx(expected, abs=5e-4)
 
 
 @pytest.mark.parametrize("t", [-3.0, -0.2, 0.0, 1.0, 12.0])
 def test_t_quantiles_agree_with_the_closed_forms_for_1_and_2_degrees_of_freedom(t: float) -> None:
-    assert stats.student_t_quantile(0.5 + math.atan(t) / math.pi, 1) == pytest.approx(t, abs=1e-9)
-    assert stats.student_t_quantile(0.5 + t / (2 * math.sqrt(2 + t * t)), 2) == pytest.approx(t, abs=1e-9)
+    assert distributions.student_t_quantile(0.5 + math.atan(t) / math.pi, 1) == pytest.approx(t, abs=1e-9)
+    assert distributions.student_t_quantile(0.5 + t / (2 * math.sqrt(2 + t * t)), 2) == pytest.approx(t, abs=1e-9)
 
 
 @pytest.mark.parametrize(("p", "df"), [(0.0, 3), (1.0, 3), (0.9, 0)])
 def test_t_quantile_refuses_what_is_not_defined(p: float, df: float) -> None:
     with pytest.raises(ValueError, match="not defined"):
-        stats.student_t_quantile(p, df)
+        distributions.student_t_quantile(p, df)
 
 
 def test_beta_cdf_agrees_with_binomial_sums() -> None:
     for n, k, x in ((5, 2, 0.3), (40, 30, 0.7), (12, 1, 0.01), (9, 9, 0.9)):
         tail = sum(math.comb(n, j) * x**j * (1 - x) ** (n - j) for j in range(k, n + 1))
-        assert stats.beta_cdf(x, k, n - k + 1) == pytest.approx(tail, abs=1e-12)
+        assert distributions.beta_cdf(x, k, n - k + 1) == pytest.approx(tail, abs=1e-12)
 
 
 def test_signed_rank_counts_are_those_of_all_sign_patterns() -> None:
     for n in range(1, 9):
         sums = [sum(r for r, sign in enumerate(signs, 1) if sign) for signs in itertools.product((0, 1), repeat=n)]
-        assert stats.signed_rank_counts(n) == tuple(sums.count(w) for w in range(n * (n + 1) // 2 + 1))
+        assert distributions.signed_rank_counts(n) == tuple(sums.count(w) for w in range(n * (n + 1) // 2 + 1))
 
 
 @pytest.mark.parametrize(("n", "critical"), [(6, 0), (7, 2), (8, 3), (9, 5), (10, 8), (12, 13), (15, 25), (20, 52), (25, 89)])
 def test_signed_rank_depth_is_one_above_the_tabled_critical_value(n: int, critical: int) -> None:
-    assert stats.signed_rank_depth(n, 0.95) == critical + 1  # two-sided 5 % of Wilcoxon's table
+    assert distributions.signed_rank_depth(n, 0.95) == critical + 1  # two-sided 5 % of Wilcoxon's table
 
 
 def test_hodges_lehmann_estimate_and_interval_of_the_published_example() -> None:
@@ -199,7 +199,9 @@ def test_pairs_to_settle_is_the_first_number_whose_intervals_are_narrow_enough()
 @pytest.mark.parametrize("sd", [0.01, 0.02, 0.03, 0.08, 0.092, 0.3])
 def test_one_pair_fewer_would_not_settle(sd: float) -> None:
     def width(n: int) -> float:
-        return sd * (stats.student_t_quantile(0.975, n - 1) + stats.student_t_quantile(0.95, n - 1)) / math.sqrt(n)
+        return (
+            sd * (distributions.student_t_quantile(0.975, n - 1) + distributions.student_t_quantile(0.95, n - 1)) / math.sqrt(n)
+        )
 
     needed = stats.pairs_to_settle(sd, 0.05)
     assert needed is not None

@@ -19,7 +19,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.compare.correctness.checks_runs import may_share_reference
+from harness.compare.plans import may_share_reference
 from harness.config import incomplete
 from harness.entrypoints import resume
 from harness.entrypoints.hydra_compose import Composed, compose, settings_of, write_folder

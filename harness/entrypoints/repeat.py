@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-from harness.compare.correctness.checks_runs import differences
 from harness.compare.performance.schedule import repeats, schedule
+from harness.compare.plans import differences
 from harness.entrypoints.run_job import inner_run, run_job
 from harness.report.sweep.build import may_pair
 from harness.report.sweep.samples import trials_of

@@ -63,9 +63,16 @@ class Pictures:
 
 
 def read_pictures(sweep: Path) -> list[Picture]:
-    """Return the pictures of a sweep's folder; none where none were drawn."""
+    """Return the pictures of a sweep's folder; none where none were drawn. A link is none: it may lead to any file."""
     folder = sweep / FOLDER
     if not (folder / "index.json").exists():
         return []
     entries = json.loads((folder / "index.json").read_text())
-    return [Picture(e["name"], e["title"], e["alt"], folder / f"{e['name']}.svg", folder / f"{e['name']}.png") for e in entries]
+    found = [
+        Picture(e["name"], e["title"], e["alt"], folder / f"{e['name']}.svg", folder / f"{e['name']}.png") for e in entries
+    ]
+    return [picture for picture in found if all(_is_inside(path, sweep) for path in (picture.svg, picture.png))]
+
+
+def _is_inside(path: Path, sweep: Path) -> bool:
+    return path.is_file() and path.resolve().is_relative_to(sweep.resolve())

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.compare.correctness.checks_runs import OBSERVING
+from harness.compare.plans import OBSERVING
 from harness.errors import ConfigError, HarnessError
 from harness.run.checkpoint_file import find_checkpoint, unreadable
 from harness.run.plan import TrainPlan

@@ -1,18 +1,18 @@
 """The statistics of comparing runs: pure functions of numbers, in the standard library alone.
 
-The parent process imports this, and must not pay for numpy or scipy when it starts. Quantiles come from the regularised
-incomplete beta function, the signed-rank distribution from exact counting.
+The parent process imports this, and must not pay for numpy or scipy when it starts.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate, combinations_with_replacement
+from itertools import combinations_with_replacement
 from typing import Literal
+
+from harness.compare.performance.distributions import beta_quantile, signed_rank_depth, student_t_quantile
 
 NORMAL_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation, 1 / Phi^-1(3/4)."""
@@ -116,96 +116,6 @@ def steadiness(values: Sequence[float]) -> Steadiness | None:
     first, last = median(values[:quarter]), median(values[-quarter:])
     # 1e-12: a difference of exactly 10 % still passes, whichever way the division rounds.
     return Steadiness(first, last, max(first, last) <= min(first, last) * (1 + DRIFT_LIMIT + 1e-12))
-
-
-# Distributions
-
-
-def beta_cdf(x: float, a: float, b: float) -> float:
-    """Return the regularised incomplete beta function I_x(a, b), to about 1e-13.
-
-    By the continued fraction DLMF 8.17.22; the symmetry I_x(a, b) = 1 - I_{1-x}(b, a) keeps it where it converges fast.
-    """
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):
-        return 1 - beta_cdf(1 - x, b, a)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    return math.exp(log_front) / a * _beta_fraction(x, a, b)
-
-
-def _beta_fraction(x: float, a: float, b: float) -> float:
-    """Return 1 / (1 + d1 / (1 + d2 / (1 + ...))) of DLMF 8.17.22, by the modified Lentz method (DLMF 3.10.iii)."""
-    value, c, d = 1.0, 1.0, 0.0
-    for i in range(10_000):
-        m = i // 2
-        if i == 0:
-            term = 1.0
-        elif i % 2 == 0:
-            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        else:
-            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d = 1 / _away_from_zero(1 + term * d)
-        c = _away_from_zero(1 + term / c)
-        value *= c * d
-        if i > 0 and abs(c * d - 1) < 1e-15:
-            break
-    return value - 1
-
-
-def _away_from_zero(value: float) -> float:
-    return value if abs(value) > 1e-300 else 1e-300
-
-
-def _bisect(increasing: Callable[[float], float], target: float, low: float, high: float) -> float:
-    """Return where ``increasing`` reaches ``target``, to the last bit of a float."""
-    middle = (low + high) / 2
-    while low < middle < high:
-        if increasing(middle) < target:
-            low = middle
-        else:
-            high = middle
-        middle = (low + high) / 2
-    return middle
-
-
-@lru_cache(maxsize=4096)
-def beta_quantile(p: float, a: float, b: float) -> float:
-    """Return x in [0, 1] with I_x(a, b) = ``p``."""
-    return _bisect(lambda x: beta_cdf(x, a, b), p, 0.0, 1.0)
-
-
-@lru_cache(maxsize=4096)
-def student_t_quantile(p: float, df: float) -> float:
-    """Return t with P(T <= t) = ``p``; ValueError outside 0 < p < 1 or for ``df`` <= 0."""
-    if not 0 < p < 1 or df <= 0:
-        raise ValueError(f"the {p} quantile of Student's t with {df} degrees of freedom is not defined")
-    if p < 0.5:
-        return -student_t_quantile(1 - p, df)
-    x = beta_quantile(2 * (1 - p), df / 2, 0.5)
-    return math.sqrt(df * (1 - x) / x)
-
-
-@lru_cache(maxsize=256)
-def signed_rank_counts(n: int) -> tuple[int, ...]:
-    """Return, for w = 0 ... n(n+1)/2, how many of the 2^n sign patterns give the signed-rank sum w.
-
-    By dynamic programming over the ranks: rank r is either in the sum or not.
-    """
-    counts = [1]
-    for rank in range(1, n + 1):
-        longer = counts + [0] * rank
-        for w, count in enumerate(counts):
-            longer[w + rank] += count
-        counts = longer
-    return tuple(counts)
-
-
-@lru_cache(maxsize=1024)
-def signed_rank_depth(n: int, level: float) -> int:
-    """Return the largest k with P(W <= k - 1) <= (1 - level) / 2; 0 where even k = 1 is too likely."""
-    allowed = (1 - level) / 2 * 2**n
-    return sum(cumulative <= allowed for cumulative in accumulate(signed_rank_counts(n)))
 
 
 # Intervals for the location of differences

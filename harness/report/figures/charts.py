@@ -11,9 +11,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from harness.compare.correctness.checks_runs import OBSERVING
 from harness.compare.performance import stats
 from harness.compare.performance.phases import Phase
+from harness.compare.plans import OBSERVING
 from harness.report.figures.grids import checks_grid, fault_matrix
 from harness.report.figures.theme import BLUE, GREY, ORANGE, RED, SKY, Drawing, figure, line, shorten, styled
 from harness.report.figures.timeline import of_server, oversubscribed, thinned, typical_start_up

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.compare.correctness.checks_runs import OBSERVING
 from harness.compare.performance.launches import Launch
 from harness.compare.performance.verdict import PerformanceVerdict, compare
+from harness.compare.plans import OBSERVING
 from harness.errors import NotComparable
 from harness.report.sweep import table as tables
 from harness.report.sweep.build import digests

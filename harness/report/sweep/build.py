@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.compare.correctness.checks_runs import compare_runs, differences
+from harness.compare.correctness.checks_runs import compare_runs
 from harness.compare.performance.launches import Launch, contamination, untold, waiting
-from harness.compare.performance.verdict import MARGINS, PerformanceVerdict, compare, resolution, unresolved
+from harness.compare.performance.resolution import resolution, unresolved
+from harness.compare.performance.verdict import MARGINS, PerformanceVerdict, compare
+from harness.compare.plans import differences
 from harness.errors import NotComparable
 from harness.report.figures.waiting import waiting_said
 from harness.report.sweep.samples import launch_of, launched_in_turn, trials_of, work

@@ -20,11 +20,11 @@ from harness.compare.correctness.checks_runs import (
     compare_ranks,
     compare_verifications,
     judge_resumed,
-    may_share_reference,
 )
 from harness.compare.correctness.evidence import Evidence
 from harness.compare.correctness.verdict import Verdict, judge
 from harness.compare.detection import CORRECT, trials_of
+from harness.compare.plans import may_share_reference
 from harness.errors import NotComparable
 from harness.report.sweep.build import sweep_report
 from harness.report.sweep.sweep_report import JobReport, SweepReport
@@ -92,8 +92,16 @@ def _read_record(path: Path) -> Any:
     return data
 
 
-_DAMAGED = (AttributeError, KeyError, TypeError, ValueError)
-"""What reading comes to in a file that was cut short, or changed by hand."""
+_DAMAGED = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
+"""What reading comes to in a file that was cut short, changed by hand, or written to be no record."""
+
+MOST_RANKS = 100_000
+"""A plan of more ranks is no plan that has run: reading would look for the records of each."""
+
+
+def _reason(error: Exception) -> str:
+    """Return in a few words what is wrong with a file, never what it holds."""
+    return f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def find_sweeps(path: str | os.PathLike[str]) -> list[Path]:
@@ -119,7 +127,7 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepReport:
         known = index.read()
         entries = {(index.path / entry["folder"]).resolve(): entry for entry in known["jobs"]}
     except _DAMAGED as error:
-        raise NotComparable(f"{index.index} cannot be read: it is damaged ({error!r}).") from error
+        raise NotComparable(f"{index.index} cannot be read: it is damaged ({_reason(error)}).") from error
     jobs = [_read_job(run, entries.get(run.resolve(), {})) for run in runs]
     return _report(folder, jobs, known)
 
@@ -175,11 +183,13 @@ def _read_job(folder: Path, entry: Mapping[str, Any]) -> JobReport:
     run = RunDir(folder)
     try:
         plan = RunPlan.read(run)
+        if not isinstance(plan.nprocs, int) or not 1 <= plan.nprocs <= MOST_RANKS:
+            raise ValueError(f"{plan.nprocs} is no number of ranks")
         result = read_result(run, plan)
         return job_report(plan, run, result, entry.get("label", {}), entry.get("overrides", ()))
     except _DAMAGED as error:
-        said = f"{run.path} cannot be read: its files are damaged, or another version of harness has written them ({error!r})."
-        raise NotComparable(said) from error
+        cause = f"its files are damaged, or another version of harness has written them ({_reason(error)})"
+        raise NotComparable(f"{run.path} cannot be read: {cause}.") from error
 
 
 def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str, str], overrides: Sequence[str]) -> JobReport:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.compare.correctness.verdict import Verdict
-from harness.compare.performance.verdict import PerformanceVerdict, Resolution
+from harness.compare.performance.resolution import Resolution
+from harness.compare.performance.verdict import PerformanceVerdict
 from harness.run.plan import RunPlan
 from harness.run.record import RunResult
 
