@@ -112,16 +112,16 @@ def main(numbers: list[int]) -> int:
     print("| | mistake | where | tests | |\n|---:|---|---|---|---|")
     for number in numbers or range(1, len(MUTATIONS) + 1):
         mutation = MUTATIONS[number - 1]
-        last = last_line(mutation)
-        seen = " failed" in last or " error" in last
+        last = outcome(mutation)
+        seen = last.startswith(("FAILED", "ERROR"))
         survivors += not seen
         tests, colour = ", ".join(mutation.tests), "red" if seen else "GREEN"
         print(f"| {number} | {mutation.mistake} | {mutation.path} | {tests} | {colour}: {last} |", flush=True)
     return survivors
 
 
-def last_line(mutation: Mutation) -> str:
-    """Return the last line of the tests that are asked about a copy with this mistake."""
+def outcome(mutation: Mutation) -> str:
+    """Return the line of the test that a copy with this mistake fails first, else the last line that the tests print."""
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         copy = shutil.copytree(ROOT, Path(folder, "copy"), ignore=NOT_COPIED)
         path = copy / mutation.path
@@ -131,7 +131,8 @@ def last_line(mutation: Mutation) -> str:
         path.write_text(text.replace(mutation.right, mutation.wrong))
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutation.tests]
         done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
-    return done.stdout.strip().splitlines()[-1]
+    lines = done.stdout.strip().splitlines()
+    return next((line for line in lines if line.startswith(("FAILED", "ERROR"))), lines[-1])
 
 
 if __name__ == "__main__":
