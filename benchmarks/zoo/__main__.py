@@ -22,6 +22,7 @@ AT_A_TIME = 12
 """Cases that share their ranks; where one of them breaks them, each is taken by itself."""
 
 NOTHING_FOR_S = 120.0
+REFUSED = "refused by a rank"
 
 PAGE = """# The zoo: what the proof says of recipes that were not written for it
 
@@ -38,7 +39,7 @@ class Outcome:
     """What was said of a case.
 
     Attributes:
-        verdict: ``equal``, ``red``, ``refused`` or ``not proven``.
+        verdict: ``equal``, ``red``, ``refused``, ``not proven``, or ``broke``: an error that is no verdict.
         detail: First red check, or the reason.
     """
 
@@ -49,9 +50,9 @@ class Outcome:
 
     @property
     def sort(self) -> str:
-        """``right``, ``accused``, ``missed`` or ``open``."""
-        if self.verdict == "not proven":
-            return "open"
+        """``right``, ``accused``, ``missed``, ``open`` or ``broke``."""
+        if self.verdict in ("not proven", "broke"):
+            return "open" if self.verdict == "not proven" else "broke"
         if self.case.truth == "correct":
             return "right" if self.verdict == "equal" else "accused"
         return "missed" if self.verdict == "equal" else "right"
@@ -62,9 +63,9 @@ class Outcome:
 
 def take(several: Sequence[Case], verbose: bool = False) -> list[Outcome]:
     """Verify all cases in these ranks; return what came of them, on rank 0."""
+    from harness.errors import HarnessError
     from harness.rank.context import current
     from harness.train import join
-    from harness.training.parallel.collectives import from_all
 
     seat = join(current(), several[0].train)
     outcomes = []
@@ -72,11 +73,9 @@ def take(several: Sequence[Case], verbose: bool = False) -> list[Outcome]:
         begin = time.monotonic()
         try:
             verdict, detail = _verdict(case)
-        except Exception as error:
-            verdict, detail = "refused", f"{type(error).__name__}: {error}"
-        # Where only one of them refuses, the others wait for it here, in vain: then each case gets ranks of its own.
-        if len(set(from_all(verdict == "refused"))) > 1:
-            raise RuntimeError(f"{case.label}: refused by some ranks: {detail}")
+        except HarnessError as error:
+            # Other ranks may wait for this one: they are ended, and each case gets ranks of its own.
+            raise RuntimeError(f"{REFUSED}: {type(error).__name__}: {error}") from error
         outcomes.append(Outcome(case, verdict, detail, time.monotonic() - begin))
         if seat.rank == 0 and verbose:
             print(_line(outcomes[-1]), file=sys.stderr, flush=True)
@@ -127,8 +126,8 @@ def _summary(outcomes: Sequence[Outcome]) -> list[str]:
     lines = []
     for truth, bad in (("correct", "accused"), ("wrong", "missed")):
         some = [outcome for outcome in outcomes if outcome.case.truth == truth]
-        wrong, left = (sum(outcome.sort == sort for outcome in some) for sort in (bad, "open"))
-        lines.append(f"- {len(some)} {truth} ones: {wrong} {bad}, {left} not proven.")
+        wrong, left, broken = (sum(outcome.sort == sort for outcome in some) for sort in (bad, "open", "broke"))
+        lines.append(f"- {len(some)} {truth} ones: {wrong} {bad}, {left} not proven, {broken} ended in an error.")
     return lines
 
 
@@ -144,7 +143,7 @@ def holds(outcomes: Sequence[Outcome]) -> bool:
         sorts.count((truth, "open")) * share <= sum(t == truth for t, _ in sorts)
         for truth, share in (("correct", 20), ("wrong", 10))
     )
-    return left and not any(sort in ("accused", "missed") for _, sort in sorts)
+    return left and not any(sort in ("accused", "missed", "broke") for _, sort in sorts)
 
 
 # --- the command ---------------------------------------------------------------------------------------------------------
@@ -159,7 +158,7 @@ def taken(several: Sequence[Case], verbose: bool) -> list[Outcome]:
     except Exception as error:
         if len(several) > 1:
             return [outcome for case in several for outcome in taken([case], verbose)]
-        outcome = Outcome(several[0], "refused", str(error), 0.0)
+        outcome = Outcome(several[0], "refused" if REFUSED in str(error) else "broke", str(error), 0.0)
         if verbose:
             print(_line(outcome), file=sys.stderr, flush=True)
         return [outcome]
