@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SWEEP = [
-    *("recipe=line", "launcher=nice", "fault=none,gradient_turned_around", "note=a line, for a start"),
+    *("recipe=line", "launcher=nice", "fault=none,gradient_turned_around", "note=a line to start with"),
     *("backend=gloo", "nprocs=2", "threads=1", "steps=4", "hydra.sweep.dir=out"),
 ]
 
@@ -64,8 +64,8 @@ def test_what_was_added_works(changed: Path) -> None:
     done = run(sys.executable, "run.py", *SWEEP, cwd=changed)
     assert "job 1 failed: R4 (reduction) is red" in done.stdout, done.stdout + done.stderr
     plan = json.loads((changed / "out" / "0" / "plan.json").read_text())
-    assert (plan["method"], plan["train"]["note"]) == ("nice", "a line, for a start")
-    assert "a line, for a start" in done.stdout
+    assert (plan["method"], plan["train"]["note"]) == ("nice", "a line to start with")
+    assert "a line to start with" in done.stdout
     checks = json.loads((changed / "out" / "report.json").read_text())["jobs"][0]["checks"]
     assert [check["status"] for check in checks if check["name"] == "R15"] == ["passed"]
     assert re.fullmatch(r"job,loss\n0,[\d.]+\n", (changed / "out" / "losses.csv").read_text())

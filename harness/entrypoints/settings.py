@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -12,8 +12,10 @@ from harness.errors import WORDS, ConfigError, Problem, WrongSettings
 from harness.launchers import registry
 from harness.run.environment import usable_cores, wanted_threads
 from harness.run.launch_methods import traits_of
+from harness.run.launch_settings import LaunchSettings, SweepSettings
 from harness.run.placement import Placement, place
 from harness.run.plan import START_METHODS, RunPlan, Task, TrainPlan
+from harness.run.setting import settings_of
 
 Answer = TypeVar("Answer")
 _BACKEND_OF = {"cuda": "nccl", "xpu": "bkcl"}
@@ -150,10 +152,15 @@ def _problems_of_start(settings: Settings) -> list[Problem]:
             settings.timeout_s is not None and not _is_above(settings.timeout_s, 0),
             Problem("{timeout_s}={seconds!r} must be a number of seconds above 0, or {null}.", seconds=settings.timeout_s),
         ),
-        (settings.grace_s < 0, Problem("{grace_s}={seconds} must be 0 or more.", seconds=settings.grace_s)),
-        (settings.pairs < 0, Problem("{pairs}={count} must be 0 (one launch per job) or more.", count=settings.pairs)),
     ]
-    return [problem for is_wrong, problem in checks if is_wrong]
+    problems = [problem for is_wrong, problem in checks if is_wrong]
+    return problems or [*_out_of_bounds(settings)]
+
+
+def _out_of_bounds(settings: Settings) -> Iterator[Problem]:
+    for each in (*settings_of(LaunchSettings), *settings_of(SweepSettings)):
+        if each.bound is not None and (demand := each.bound.demand(getattr(settings, each.name))):
+            yield Problem(f"{{{each.name}}}={{value}} {demand}", value=getattr(settings, each.name))
 
 
 def _is_not_whole(value: object) -> bool:

@@ -37,7 +37,7 @@ class LaunchSettings:
         "absolute ids with commas between, as in CUDA_VISIBLE_DEVICES; null: the first visible ones",
         path="backend.devices",
     )
-    nprocs: int = setting(-1, "ranks; -1: every visible accelerator, else every core this process may use")
+    nprocs: int = setting(-1, "ranks; -1: every visible accelerator, else every core this process may use", at_most=4096)
     threads: Any = setting("auto", "of the math libraries per rank; auto: OMP_NUM_THREADS, else the cores shared out")
 
 

@@ -82,7 +82,7 @@ def setting(
         schema: Its default there, if that is another.
         bound: See :class:`Bound`.
     """
-    metadata = {"text": text, "heading": heading, "path": path, "schema": schema, "bound": Bound(**bound)}
+    metadata = {"text": text, "heading": heading, "path": path, "schema": schema, "bound": Bound(**bound) if bound else None}
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -105,7 +105,7 @@ class Setting:
     schema: Any
     text: str
     heading: str
-    bound: Bound
+    bound: Bound | None
 
     @property
     def typed(self) -> str:
@@ -129,6 +129,6 @@ def settings_of(declaration: type) -> Iterator[Setting]:
 
 def out_of_bounds(values: Any, group: str = "") -> list[str]:
     """Return a sentence for each setting of ``values``, an instance of a declaration, that lies outside of its bounds."""
-    demands = ((each, getattr(values, each.name)) for each in settings_of(type(values)) if each.bound != Bound())
-    named = ((f"{group}{each.typed}={value}", each.bound.demand(value)) for each, value in demands)
+    bounded = ((each, each.bound, getattr(values, each.name)) for each in settings_of(type(values)) if each.bound)
+    named = ((f"{group}{each.typed}={value}", bound.demand(value)) for each, bound, value in bounded)
     return [f"{name} {demand}" for name, demand in named if demand]
