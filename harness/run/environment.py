@@ -15,6 +15,9 @@ from harness.run.plan import RunPlan
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """What math libraries read their thread count from."""
 
+MOST_THREADS = 4096
+"""Of one rank: systems refuse to start many more, and the rank would die of it."""
+
 RUN_DIR = "HARNESS_RUN_DIR"
 """Names the run's folder; set in every rank that this harness started."""
 
@@ -161,11 +164,13 @@ def wanted_threads(environ: Mapping[str, str], asked: int | str, cores: int, loc
     """Return the threads of each rank: as asked; for ``auto`` the user's ``OMP_NUM_THREADS``, else the cores shared out.
 
     Raises:
-        ConfigError: ``asked`` is neither ``auto`` nor a number from 1 on.
+        ConfigError: ``asked`` is neither ``auto`` nor a number from 1 to :data:`MOST_THREADS`.
     """
     if asked != "auto":
         if not str(asked).isdecimal() or int(asked) < 1:
             raise ConfigError(Problem("{threads}={asked!r} must be auto or at least 1.", asked=asked))
+        if int(asked) > MOST_THREADS:
+            raise ConfigError(Problem("{threads}={asked} must be at most {most}.", asked=asked, most=MOST_THREADS))
         return int(asked)
     from_user = environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if from_user.isdigit() and int(from_user) > 0:
