@@ -56,7 +56,7 @@ class Numbered(Dataset[Any]):
     def __getitem__(self, number: int) -> Tensor:
         if get_worker_info() is not None:
             _say("worker")
-        return torch.full((4,), float(number))
+        return torch.full((4,), float(number % 7))
 
 
 class Endless:
