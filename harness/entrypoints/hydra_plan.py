@@ -14,7 +14,7 @@ from harness.entrypoints.settings import Settings, plan_of
 from harness.errors import ConfigError, HarnessError
 from harness.rank.function_reference import describe_function
 from harness.rank.main_script import describe_main
-from harness.run.checkpoint_file import find_checkpoint
+from harness.run.checkpoint_file import find_checkpoint, find_weights
 from harness.run.folder import RunDir
 from harness.run.job import Job
 from harness.run.launch_methods import traits_of
@@ -41,16 +41,18 @@ def plan_all(composed: Sequence[Composed], function: TaskFunction) -> list[Job]:
     return jobs
 
 
-def _no_checkpoint(one: Composed, train: TrainPlan) -> list[str]:
-    """Return that there is nothing to go on from, unless a job before this one may leave it."""
-    path = Path(os.getcwd(), train.resume or "")
-    if train.resume is None or path.is_relative_to(os.path.abspath(one.config.hydra.sweep.dir)):
-        return []
-    try:
-        find_checkpoint(path)
-    except ConfigError as error:
-        return [str(error)]
-    return []
+def _nothing_to_start_from(one: Composed, train: TrainPlan) -> list[str]:
+    """Return what is wrong with the files to start from, unless a job before this one may leave them."""
+    sentences = []
+    for name, find in ((train.resume, find_checkpoint), (train.weights, find_weights)):
+        path = Path(os.getcwd(), name or "")
+        if name is None or path.is_relative_to(os.path.abspath(one.config.hydra.sweep.dir)):
+            continue
+        try:
+            find(path)
+        except ConfigError as error:
+            sentences.append(str(error))
+    return sentences
 
 
 def shared_folders(composed: Sequence[Composed]) -> list[str]:
@@ -79,7 +81,7 @@ def plan_one(one: Composed, task: Task) -> Job:
         sys_path=sys.path,
         variables={str(name): str(value) for name, value in one.config.hydra.job.env_set.items()},
         train=train,
-        problems=[*_two_lengths(one), *_no_checkpoint(one, train)] if train else [],
+        problems=[*_two_lengths(one), *_nothing_to_start_from(one, train)] if train else [],
         **{name: asked[name] for name in _SAME},
     )
     label = {str(name): str(value) for name, value in (asked["choices"] or {}).items()}

@@ -82,7 +82,7 @@ def run_trials(group: Sequence[JobReport], pairs: int, machine: Mapping[str, str
 
 def _launch(report: JobReport, trial: Trial) -> tuple[RunPlan, RunResult]:
     assert report.plan.train is not None
-    train = dataclasses.replace(report.plan.train, compare="off", checkpoint_every=0, profile=False)
+    train = dataclasses.replace(report.plan.train, compare="off", checkpoint_every=0, profile=False, save_weights=False)
     plan = dataclasses.replace(report.plan, train=train, trial=trial)
     job = RunDir(report.folder)
     return plan, run_job(plan, inner_run(job, job.trial(trial.order)))

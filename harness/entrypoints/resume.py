@@ -28,7 +28,8 @@ def interrupt_and_resume(plan: RunPlan, run: RunDir, result: RunResult) -> None:
     """Interrupt a job's training and have it go on, in folders inside its own."""
     assert plan.train is not None
     first = min(steps_with_digests(result)) + 1
-    train = dataclasses.replace(plan.train, compare="off", profile=False, reference=None, checkpoint_every=1, stop_after=first)
+    beside = dataclasses.replace(plan.train, compare="off", profile=False, reference=None, save_weights=False)
+    train = dataclasses.replace(beside, checkpoint_every=1, stop_after=first)
     begun = dataclasses.replace(plan, train=train)
     if run_job(begun, inner_run(run, run.interrupted)).status != "ok":
         return

@@ -168,12 +168,26 @@ def closing(sweep: SweepReport, width: int) -> list[str]:
     """Return how to see more: on one line where it fits, else a line each, else with what is to be typed on its own."""
     folder = shown(sweep.folder)
     ways = [("Repeat without training:", f"python -m harness.compare {shlex.quote(folder)}")]
+    ways += _weights(sweep)
     if (Path(sweep.folder) / "report.html").exists():
         ways.append(("Report:", f"{folder}/report.html"))
     if any(_has_events(job) for job in sweep.jobs):
         ways.append(("Look:", f"tensorboard --logdir {shlex.quote(_log_dir(folder))}"))
     one = "      ".join(" ".join(way) for way in ways)
     return [one] if len(one) <= width else [line for label, typed in ways for line in _way(label, typed, width)]
+
+
+def _weights(sweep: SweepReport) -> list[tuple[str, str]]:
+    """Return where the trained weights are: the file of a single job, or the name that they have in each job's folder."""
+    left = [(job, str(name)) for job in sweep.jobs if (name := _weights_of(job))]
+    if len(sweep.jobs) == 1 and left:
+        return [("Weights:", shown(Path(left[0][0].folder, left[0][1])))]
+    names = dict.fromkeys(name for _, name in left)
+    return [("Weights:", f"{' or '.join(names)} in each job's folder")] if names else []
+
+
+def _weights_of(job: JobReport) -> str:
+    return str(job.result.ranks[0].facts.get("weights", "")) if job.result.ranks else ""
 
 
 def _way(label: str, typed: str, width: int) -> list[str]:

@@ -1,8 +1,9 @@
-"""The file of a checkpoint as the parent sees it: found, and whole, without torch."""
+"""What a training leaves to go on from, as the parent sees it: found, and whole, without torch."""
 
 from __future__ import annotations
 
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 from harness.errors import ConfigError
@@ -44,3 +45,22 @@ def is_whole(file: Path) -> bool:
 def unreadable(file: Path) -> ConfigError:
     """Return what to say of a file that is no checkpoint, or none any more."""
     return ConfigError(f"resume={file} cannot be read as a checkpoint: it is damaged, or something else has written it.")
+
+
+def find_weights(source: Path) -> Path:
+    """Return the file of weights that is named by its path or a job's folder: the weights alone, or else its checkpoint.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if not source.is_dir():
+        if source.is_file():
+            return source
+        raise ConfigError(f"weights={source}: there is no such file.")
+    run = RunDir(source)
+    found = [file for file in (run.weights, run.weights.with_suffix(".pt"), run.checkpoint) if file.is_file()]
+    if not found:
+        inside = sorted(chain(source.glob(f"*/{run.weights.name}"), source.glob(f"*/{run.checkpoint.name}")))
+        hint = f" Did you mean weights={inside[0].parent}?" if inside else ""
+        raise ConfigError(f"weights={source}: no job has left weights there.{hint}")
+    return found[0]

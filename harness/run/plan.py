@@ -123,6 +123,10 @@ class TrainPlan:
     )
     checkpoint_every: int = setting(0, "steps between checkpoints; 0: none", at_least=0, words=" (none)")
     resume: str | None = setting(None, "checkpoint, or folder of a job, to go on from")
+    weights: str | None = setting(None, "weights to start from: a file, or folder of a job")
+    weights_partial: bool = setting(False, "with weights: take over what matches, and say what")
+    save_weights: bool = setting(True, "leave the trained model's weights in the job's folder")
+    keep_best: str | None = setting(None, "metric of the evaluation by which to keep the best weights too, as accuracy")
 
     compare: str = setting("off", heading="Proof", path="compare.tier", schema=MISSING, choices=TIERS)
     on_mismatch: str = setting(
@@ -160,6 +164,10 @@ class TrainPlan:
                 1 <= size < nprocs,
                 f"global_batch_size={size} leaves {nprocs - size} of nprocs={nprocs} ranks without a sample in every step. "
                 f"Use global_batch_size={nprocs} or more, or nprocs={size}.",
+            ),
+            (
+                self.weights is not None and self.resume is not None,
+                f"weights={self.weights} starts a training, and resume={self.resume} goes on with one: give one of them.",
             ),
             (self.steps is None and self.epochs is None, "steps=null needs epochs: set steps=100 or epochs=1."),
             (

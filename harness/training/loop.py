@@ -6,18 +6,23 @@ import dataclasses
 import math
 import time
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import Subset
 
+from harness.errors import ConfigError
 from harness.rank.context import Rank
+from harness.run.metric import is_better
 from harness.run.record import Evaluation, Step, ratio
 from harness.training import checkpoint
 from harness.training.evaluate import eval_dataset_of, evaluate
 from harness.training.loss import StepResult
 from harness.training.meter import Meter
 from harness.training.trainer import Trainer
+from harness.training.weights import save_weights
 
 if TYPE_CHECKING:
     from harness.training.profiling import StepProfile
@@ -37,6 +42,7 @@ class Loop:
         self._last = StepResult(math.nan, 0)
         self._metrics: dict[str, tuple[float, float]] = {}
         self._eval_dataset = eval_dataset_of(trainer.recipe)
+        self._best: float | None = None
         self._profile = self._profiled() if self._plan.profile else None
 
     def run(self, done: int) -> None:
@@ -44,6 +50,8 @@ class Loop:
 
         A run that stops before its training's end leaves a checkpoint instead of the evaluation.
         """
+        if self._plan.keep_best is not None:
+            self._require_metric(self._plan.keep_best)
         self._digest(done)
         self._trainer.strategy.time_every_step()
         # What reads memory that nobody wrote has met NaN in the verification; to fill it in every step takes 1 % (measured).
@@ -65,6 +73,8 @@ class Loop:
             if self._plan.checkpoint_every and (last or after % self._plan.checkpoint_every == 0):
                 checkpoint.save(self._trainer, self._rank.run.checkpoint, after)
         self._rank.record.step_now = None
+        if self._plan.save_weights and end == self._trainer.num_steps:
+            self._rank.record.facts(weights=self._save_weights(self._rank.run.weights))
         self._rank.record.facts(reduction=self._trainer.strategy.reduction_facts())
 
     def value(self) -> float:
@@ -115,3 +125,28 @@ class Loop:
         if self._eval_dataset is not None:
             self._metrics = evaluate(self._trainer, self._eval_dataset)
             self._rank.record.evaluation(Evaluation(number, self._metrics))
+            if self._plan.keep_best is not None:
+                self._keep_best(self._plan.keep_best, number)
+
+    def _require_metric(self, name: str) -> None:
+        """See to it, before the first step, that an evaluation has the metric by which to keep the best weights.
+
+        Raises:
+            ConfigError: It has not, or there is no evaluation.
+        """
+        if self._eval_dataset is None:
+            raise ConfigError(f"keep_best={name}: {type(self._trainer.recipe).__name__} has no evaluation to tell the best by.")
+        metrics = evaluate(self._trainer, Subset(self._eval_dataset, range(1)))
+        if name not in metrics:
+            raise ConfigError(f"keep_best={name}: evaluate() returns {', '.join(metrics)}, and no {name}.")
+
+    def _keep_best(self, name: str, number: int) -> None:
+        value = ratio(*self._metrics[name])
+        if is_better(name, value, self._best):
+            self._best = value
+            file = self._save_weights(self._rank.run.best_weights)
+            self._rank.record.facts(best={"metric": name, "value": value, "step": number, "file": file})
+
+    def _save_weights(self, path: Path) -> str:
+        """Write the model's weights, on rank 0, and return the file's name."""
+        return save_weights(self._trainer.strategy.full_state(), path).name if self._trainer.seat.rank == 0 else ""

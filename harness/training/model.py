@@ -16,13 +16,14 @@ from harness.training.parallel.batchnorm import convert_sync_batchnorm
 from harness.training.parallel.collectives import require_one_model
 from harness.training.recipe import Recipe
 from harness.training.state import DTYPES, in_precision
+from harness.training.weights import load_weights
 
 
 def build_model(recipe: Recipe, plan: TrainPlan, device: torch.device) -> nn.Module:
     """Return the recipe's model in the plan's precision, on the device; the same on all ranks.
 
     Raises:
-        ConfigError: It is no model that can be trained here.
+        ConfigError: It is no model that can be trained here, or ``weights`` are not its own.
         Mismatch: The recipe makes another model on some ranks.
     """
     model = recipe.model()
@@ -34,6 +35,8 @@ def build_model(recipe: Recipe, plan: TrainPlan, device: torch.device) -> nn.Mod
     if any(p.is_complex() for p in model.parameters()):
         raise ConfigError(f"{name}.model() has complex parameters, which would lose a part. Hold them as pairs of real ones.")
     model = in_precision(model, device, DTYPES[plan.precision])
+    if plan.weights is not None:
+        load_weights(model, plan.weights, plan.weights_partial)
     require_one_model(model, None)
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"{name}.model() has no parameter to train.")

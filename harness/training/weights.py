@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from harness.errors import ConfigError
-from harness.run.checkpoint_file import is_whole
-from harness.run.folder import RunDir
+from harness.run.checkpoint_file import find_weights, is_whole
 
 _PREFIXES = ("module.", "_orig_mod.")
 """What DDP and ``torch.compile`` put before every name of a model that they wrap."""
@@ -59,12 +57,21 @@ def _write(path: Path, write: Any) -> None:
         write(aside)
         with aside.open("rb") as file:
             os.fsync(file.fileno())
+            # As any other file of the job: safetensors makes its own for the owner alone.
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
 
 
-def load_weights(model: nn.Module, source: Path, partial: bool = False) -> str:
+def _umask() -> int:
+    """Return this process's umask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def load_weights(model: nn.Module, source: str | Path, partial: bool = False) -> str:
     """Put weights into a model, by their file or a job's folder, and return in a sentence what was taken over.
 
     Args:
@@ -73,7 +80,7 @@ def load_weights(model: nn.Module, source: Path, partial: bool = False) -> str:
     Raises:
         ConfigError: There are none, they are of another model, or, with ``partial``, none matches.
     """
-    file = find_weights(source)
+    file = find_weights(Path(source))
     weights, state = read_weights(file), model.state_dict()
     matching = {name: value for name, value in weights.items() if name in state and state[name].shape == value.shape}
     problems = list(_differences(weights, state, matching))
@@ -110,25 +117,6 @@ def export(source: Path, target: Path) -> Path:
         ConfigError: There are none there.
     """
     return save_weights(read_weights(find_weights(source)), target)
-
-
-def find_weights(source: Path) -> Path:
-    """Return the file of weights that is named by its path or a job's folder: the weights alone, or else its checkpoint.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    if not source.is_dir():
-        if source.is_file():
-            return source
-        raise ConfigError(f"weights={source}: there is no such file.")
-    run = RunDir(source)
-    found = [file for file in (run.weights, run.weights.with_suffix(".pt"), run.checkpoint) if file.is_file()]
-    if not found:
-        inside = sorted(chain(source.glob(f"*/{run.weights.name}"), source.glob(f"*/{run.checkpoint.name}")))
-        hint = f" Did you mean weights={inside[0].parent}?" if inside else ""
-        raise ConfigError(f"weights={source}: no job has left weights there.{hint}")
-    return found[0]
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:

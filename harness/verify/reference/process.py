@@ -18,6 +18,7 @@ from harness.training.loader import epoch_batches
 from harness.training.recipe import Recipe, learning_rates, make_recipe, make_scheduler
 from harness.training.seeds import derive, seed_everything
 from harness.training.state import in_precision, widened
+from harness.training.weights import load_weights
 from harness.verify.one_process import WorldOfOne
 
 
@@ -61,7 +62,10 @@ class SingleProcess:
 
     def _born(self, dtype: torch.dtype) -> nn.Module:
         seed_everything(derive(self.plan.seed, "model"))
-        return in_precision(self.recipe.model(), self.device, dtype)
+        model = in_precision(self.recipe.model(), self.device, dtype)
+        if self.plan.weights is not None:
+            load_weights(model, self.plan.weights, self.plan.weights_partial)
+        return model
 
     def alone(self) -> AbstractContextManager[None]:
         """Have the recipe hear meanwhile that it is alone."""
