@@ -51,10 +51,10 @@ def _train(rank: Rank, plan: TrainPlan, seat: Seat) -> float:
     dataset = prepare(recipe, seat, rank.who.local_rank, plan.seed)
     rank.record.mark("data and model")
     make_trainer = trainers(recipe, dataset, seat)
-    if plan.compare != "off":
+    if plan.compare != "off" and plan.steps != 0:
         check(rank, make_trainer, seat)
         rank.record.mark("verified")
-    if plan.compare == "audit":
+    if plan.compare == "audit" and plan.steps != 0:
         audit(rank, Trials(rank, recipe, dataset, seat), seat)
         rank.record.mark("audited")
     trainer = make_trainer(plan)

@@ -95,7 +95,9 @@ class TrainPlan:
 
     recipe: Mapping[str, Any] = setting(heading="Training")
     global_batch_size: int = setting(64, "samples per step, over all ranks", at_least=1, at_most=2**31 - 1)
-    steps: int | None = setting(100, "optimizer steps; null: count epochs", at_least=1, at_most=MOST)
+    steps: int | None = setting(
+        100, "optimizer steps; null: count epochs; 0: only evaluate", at_least=0, at_most=MOST, words=" (only evaluate)"
+    )
     epochs: int | None = setting(
         None, "passes over the data, in place of steps", at_least=1, at_most=MOST, or_null=", or null to count steps"
     )
@@ -168,6 +170,10 @@ class TrainPlan:
             (
                 self.weights is not None and self.resume is not None,
                 f"weights={self.weights} starts a training, and resume={self.resume} goes on with one: give one of them.",
+            ),
+            (
+                self.steps == 0 and self.resume is not None,
+                f"steps=0 only evaluates, and resume={self.resume} goes on training: use weights={self.resume}.",
             ),
             (self.steps is None and self.epochs is None, "steps=null needs epochs: set steps=100 or epochs=1."),
             (

@@ -73,7 +73,9 @@ class Loop:
             if self._plan.checkpoint_every and (last or after % self._plan.checkpoint_every == 0):
                 checkpoint.save(self._trainer, self._rank.run.checkpoint, after)
         self._rank.record.step_now = None
-        if self._plan.save_weights and end == self._trainer.num_steps:
+        if self._trainer.num_steps == 0:
+            self._only_evaluate()
+        elif self._plan.save_weights and end == self._trainer.num_steps:
             self._rank.record.facts(weights=self._save_weights(self._rank.run.weights))
         self._rank.record.facts(reduction=self._trainer.strategy.reduction_facts())
 
@@ -127,6 +129,11 @@ class Loop:
             self._rank.record.evaluation(Evaluation(number, self._metrics))
             if self._plan.keep_best is not None:
                 self._keep_best(self._plan.keep_best, number)
+
+    def _only_evaluate(self) -> None:
+        if self._eval_dataset is None:
+            raise ConfigError(f"steps=0 only evaluates, and {type(self._trainer.recipe).__name__} has no evaluation.")
+        self._evaluate(-1)
 
     def _require_metric(self, name: str) -> None:
         """See to it, before the first step, that an evaluation has the metric by which to keep the best weights.

@@ -55,8 +55,9 @@ class Trainer:
         seed_everything(derive(plan.seed, "model"))
         self.model = build_model(recipe, plan, seat.device)
         self.optimizer = build_optimizer(recipe, self.model)
-        self.num_steps = plan.steps or self.batches.num_steps(plan.epochs or 0)
-        self.scheduler = make_scheduler(recipe, self.optimizer, self.num_steps)
+        self.num_steps = self.batches.num_steps(plan.epochs or 0) if plan.steps is None else plan.steps
+        # A schedule of no steps may divide by their number.
+        self.scheduler = make_scheduler(recipe, self.optimizer, self.num_steps) if self.num_steps else None
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.loss_module = LossModule(recipe, self.model, plan, seat.device)
         self.counts_items: bool | None = None
