@@ -18,10 +18,10 @@ def main(cfg: DictConfig) -> None:
 
 def cli() -> None:
     """Run the command, with a warm server on the way while Hydra composes."""
-    from harness.config import refuse_nameless
+    from harness.entrypoints.overrides import refuse_unusable
     from harness.launchers.registry import warm_up_for
 
-    refuse_nameless(sys.argv[1:], Path(__file__).parent / "conf")
+    refuse_unusable(sys.argv[1:], Path(__file__).parent / "conf")
     if os.getcwd() not in sys.path:
         # As under python -m: a recipe of the user's own lies where the command is given.
         sys.path.insert(0, os.getcwd())

@@ -184,23 +184,6 @@ def has_schema(folder: str) -> bool:
         return False
 
 
-def refuse_nameless(arguments: Sequence[str], conf: Path) -> None:
-    """End the command where a group of ``conf`` is given a number, ``null`` or a truth value, which Hydra fails on with frames.
-
-    Raises:
-        SystemExit: With the options that there are.
-    """
-    for argument in arguments:
-        group, _, value = argument.partition("=")
-        if group in GROUPS and any(_NAMELESS.fullmatch(choice) for choice in value.split(",")):
-            paths = [*(conf / group).glob("*.yaml"), *(Path(path) for path in nodes() if path.startswith(f"{group}/"))]
-            names = sorted({path.stem for path in paths})
-            sys.exit(f"{argument} names no option of {group}: {', '.join(names)}. No rank was started.")
-
-
-_NAMELESS = re.compile(r"\s*(null|true|false|[+-]?\d[\d_.e+-]*)\s*", re.IGNORECASE)
-
-
 # --- what Hydra asks -----------------------------------------------------------------------------------------------------
 
 

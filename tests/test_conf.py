@@ -200,6 +200,11 @@ def run_py(*arguments):
         (["hydra.sweep.subdir=${no_such_setting}"], "Interpolation key 'no_such_setting' not found (hydra.sweep.subdir)"),
         (["recipe=mnist,null"], "recipe=mnist,null names no option of recipe: allreduce, mnist, se_resnext, transformer."),
         (["fault=33"], "fault=33 names no option of fault: "),
+        (["backend=[1,2]"], "backend=[1,2] names no option of backend: auto, bkcl, gloo, nccl."),
+        (["experiment=null"], "experiment=null is how a command is without one: leave it out."),
+        (["recipe.lr=range(3,1)"], "recipe.lr=range(3,1) leaves no value, and so no job."),
+        (["global_batch_size=glob(*)"], "glob() chooses among the options of a group, and global_batch_size is none."),
+        (["threads=interval(0,1)"], "interval() is for a sweeper that searches"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(arguments, message, tmp_path, monkeypatch):
