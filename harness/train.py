@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -23,9 +23,6 @@ from harness.verify.faults.inject import seated, trainers
 from harness.verify.subject import MakeTrainer
 from harness.verify.verification import verify
 
-if TYPE_CHECKING:
-    pass
-
 
 def train(rank: Rank) -> float:
     """Train the plan's recipe on this rank and return what a sweeper may minimise: the evaluation's loss, or the last step's.
@@ -42,9 +39,9 @@ def train(rank: Rank) -> float:
 
 def _train(rank: Rank, plan: TrainPlan, seat: Seat) -> float:
     if plan.resume:
-        found = checkpoint.look(Path(rank.plan.cwd, plan.resume), plan, seat.world_size)
+        message = checkpoint.look(Path(rank.plan.cwd, plan.resume), plan, seat.world_size)
         if seat.rank == 0:
-            rank.record.log("INFO", found)
+            rank.record.log("INFO", message)
     recipe = make_recipe(plan.recipe)
     if hasattr(recipe, "measure"):
         return measure(rank, recipe, seat)
@@ -105,9 +102,9 @@ def measure(rank: Rank, recipe: Any, seat: Seat) -> float:
     """
     if seat.world_size == 1:
         raise ConfigError(f"{type(recipe).__name__} measures communication, and one rank has nobody to talk to. Use nprocs=2.")
-    found = list(recipe.measure(seat.device))
-    rank.record.facts(bandwidth=found)
-    return min(found[-1][1])
+    times_of_sizes = list(recipe.measure(seat.device))
+    rank.record.facts(bandwidth=times_of_sizes)
+    return min(times_of_sizes[-1][1])
 
 
 def check(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> None:
@@ -119,13 +116,13 @@ def check(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> None:
     plan = rank.plan.train
     assert plan is not None
     evidence = verify(rank, make_trainer, seat)
-    said: list[Any] = ["", False]
+    answer: list[Any] = ["", False]
     if evidence is not None:
         verdict = judge(evidence)
-        said = ["\n".join(verdict.sentences()), verdict.failed is not None]
+        answer = ["\n".join(verdict.sentences()), verdict.failed is not None]
     if seat.world_size > 1:
-        dist.broadcast_object_list(said, 0)
-    sentences, is_red = said
+        dist.broadcast_object_list(answer, 0)
+    sentences, is_red = answer
     if is_red and plan.on_mismatch == "stop":
         raise Mismatch(sentences, is_consequence=seat.rank != 0)
     if is_red and seat.rank == 0:

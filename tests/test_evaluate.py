@@ -13,6 +13,7 @@ import torch.distributed as dist
 from harness.errors import ConfigError
 from harness.training.digest import value_digest
 from harness.training.evaluate import eval_dataset_of, evaluate
+from harness.training.parallel.ddp_strategy import DdpStrategy
 from harness.training.seat import Seat
 from harness.training.state import random_states
 from tests import toys
@@ -39,9 +40,10 @@ def traces(seat: Seat, folder: Path) -> dict[str, Any]:
     found = evaluate(made, made.recipe.eval_dataset())
     alone = {}
     if seat.rank == 0:
-        made.seat = Seat(0, 1, seat.device)
+        made.seat, strategy = Seat(0, 1, seat.device), made.strategy
+        made.strategy = DdpStrategy(made.plan, made.seat)
         alone = evaluate(made, made.recipe.eval_dataset())
-        made.seat = seat
+        made.seat, made.strategy = seat, strategy
     made.step(*steps[2])
     return {
         "found": found,

@@ -26,9 +26,9 @@ def moved(batch: Any, device: torch.device, dtype: torch.dtype) -> Any:
     def move(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        wide = torch.complex128 if value.is_complex() else torch.float64
-        widens = dtype == torch.float64 and (value.is_floating_point() or value.is_complex())
-        return value.to(device, wide if widens else value.dtype, non_blocking=True)
+        if dtype == torch.float64 and (value.is_floating_point() or value.is_complex()):
+            return value.to(device, torch.complex128 if value.is_complex() else torch.float64, non_blocking=True)
+        return value.to(device, non_blocking=True)
 
     return applied(move, batch)
 
@@ -40,6 +40,9 @@ def copied(batch: Any) -> Any:
 
 def applied(function: Callable[[Any], Any], batch: Any) -> Any:
     """Return a batch in the same nesting, with ``function`` of each tensor in it, and of whatever else holds none."""
+    # What loaders return most needs nothing of all that, and every step pays for it.
+    if type(batch) in (list, tuple) and all(type(item) is Tensor for item in batch):
+        return type(batch)(map(function, batch))
     return apply_to_collection(batch, _Own, partial(_of_own, function))
 
 

@@ -154,10 +154,10 @@ def load(trainer: Trainer, path: Path) -> int:
     content = _read(path, trainer.seat.device)
     step, seat = int(content["step"]), trainer.seat
     is_other_length = trainer.scheduler is not None and content.get("num_steps", trainer.num_steps) != trainer.num_steps
-    at = _schedule_at(trainer, step) if is_other_length else None
+    schedule = _schedule_at(trainer, step) if is_other_length else None
     _take_over(trainer, content, path)
-    if at is not None:
-        _reschedule(trainer, *at)
+    if schedule is not None:
+        _reschedule(trainer, *schedule)
     _require_steps(path, step, trainer.num_steps)
     if len(content["random"]) == seat.world_size:
         set_random_states(_restored(content["random"][seat.rank]))
@@ -205,8 +205,8 @@ def _take_over(trainer: Trainer, content: dict[str, Any], path: Path) -> None:
     try:
         trainer.model.load_state_dict(content["model"])
     except RuntimeError as error:
-        said = textwrap.shorten(str(error).partition(":")[2], 300, placeholder=" ...")
-        raise ConfigError(f"resume={path}: the checkpoint is of another model. {said}") from None
+        difference = textwrap.shorten(str(error).partition(":")[2], 300, placeholder=" ...")
+        raise ConfigError(f"resume={path}: the checkpoint is of another model. {difference}") from None
     try:
         trainer.optimizer.load_state_dict(content["optimizer"])
     except (ValueError, KeyError) as error:

@@ -28,5 +28,5 @@ def _require_compiler() -> None:
     try:
         torch.compile(torch.sin)(torch.zeros(2))
     except Exception as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"compile=true does not work here ({said}). Install a C++ compiler, or use compile=false.") from error
+        text = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"compile=true does not work here ({text}). Install a C++ compiler, or use compile=false.") from error

@@ -45,12 +45,13 @@ def evaluate(trainer: Trainer, dataset: Any) -> dict[str, tuple[float, float]]:
     The model is used bare, in evaluation mode, with rank 0's buffers; random streams go on as if nothing had happened.
     """
     seat, size = trainer.seat, trainer.plan.global_batch_size
-    mine = shard(range(num_samples(dataset, "eval_dataset()")), seat.rank, seat.world_size)
-    batches = global_batches(list(mine), -(-size // seat.world_size))
+    data_rank, num_shards = trainer.strategy.data_rank()
+    numbers = shard(range(num_samples(dataset, "eval_dataset()")), data_rank, num_shards)
+    batches = global_batches(numbers, -(-size // num_shards))
     share_buffers(trainer)
     totals: dict[str, tuple[float, float]] = {}
     with _evaluating(trainer):
-        seed = derive(trainer.plan.seed, "evaluation", seat.rank)
+        seed = derive(trainer.plan.seed, "evaluation", data_rank)
         for batch in load(dataset, batches, trainer.recipe, trainer.plan.num_workers, seed):
             metrics = trainer.recipe.evaluate(trainer.model, moved(batch, seat.device, trainer.dtype))  # type: ignore[attr-defined]
             for name, (total, count) in _pairs(metrics, trainer.recipe):

@@ -93,23 +93,23 @@ def _read(path: Path) -> str:
 
 def _pressure_s(path: Path = Path("/proc/pressure/cpu")) -> float | None:
     try:
-        some = path.read_text().splitlines()[0]
+        line_of_some = path.read_text().splitlines()[0]
     except OSError:
         return None
-    return int(some.rpartition("total=")[2]) / 1e6
+    return int(line_of_some.rpartition("total=")[2]) / 1e6
 
 
 def _busy_s(path: Path = Path("/proc/stat")) -> float | None:
     try:
         usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         total, *cores = (line.split() for line in path.read_text().splitlines() if line.startswith("cpu"))
-        mine = [core for core in cores if core[0] in usable]
+        allowed = [core for core in cores if core[0] in usable]
         # The total is rounded once, and not core by core.
-        idle = sum(int(ticks) for line in ([total] if len(mine) == len(cores) else mine) for ticks in _idle(line))
+        idle = sum(int(ticks) for line in ([total] if len(allowed) == len(cores) else allowed) for ticks in _idle(line))
     except (AttributeError, OSError, ValueError):
         return None
     # Not the fields that say who was busy: ticks sample those, and miss threads that run for less than a tick.
-    return len(mine) * time.monotonic() - idle / os.sysconf("SC_CLK_TCK")
+    return len(allowed) * time.monotonic() - idle / os.sysconf("SC_CLK_TCK")
 
 
 def _idle(line: Sequence[str]) -> tuple[str, str]:

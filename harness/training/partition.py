@@ -94,5 +94,5 @@ def require_one_data_set(sizes: Sequence[int], rank: int) -> None:
     """
     wrong = next((other for other, size in enumerate(sizes) if size != sizes[0]), None)
     if wrong is not None:
-        said = f"dataset() has {sizes[0]} samples on rank 0, and {sizes[wrong]} on rank {wrong}: every rank's must be the same."
-        raise Mismatch(said, is_consequence=rank != wrong)
+        text = f"dataset() has {sizes[0]} samples on rank 0, and {sizes[wrong]} on rank {wrong}: every rank's must be the same."
+        raise Mismatch(text, is_consequence=rank != wrong)

@@ -85,20 +85,20 @@ def _find(target: str) -> None:
         ConfigError: There is none; the closest name is given.
     """
     module, _, name = target.rpartition(".")
-    found: Any = None
+    parent: Any = None
     for part in module.split(".") if module else []:
-        path = f"{found.__name__}.{part}" if found else part
-        if isinstance(found, type) or (inspect.ismodule(found) and hasattr(found, part)):
-            found = getattr(found, part, None)
+        path = f"{parent.__name__}.{part}" if parent else part
+        if isinstance(parent, type) or (inspect.ismodule(parent) and hasattr(parent, part)):
+            parent = getattr(parent, part, None)
             continue
         try:
-            found = importlib.import_module(path)
+            parent = importlib.import_module(path)
         except ModuleNotFoundError as error:
             if error.name != path:
                 raise
-            raise ConfigError(_no_such(target, f"module {path}", part, found, _modules_of(found))) from None
-    if not hasattr(found, name):
-        raise ConfigError(_no_such(target, f"class {name}" + (f" in {module}" if module else ""), name, found, dir(found)))
+            raise ConfigError(_no_such(target, f"module {path}", part, parent, _modules_of(parent))) from None
+    if not hasattr(parent, name):
+        raise ConfigError(_no_such(target, f"class {name}" + (f" in {module}" if module else ""), name, parent, dir(parent)))
 
 
 def _modules_of(package: Any) -> list[str]:
@@ -117,15 +117,15 @@ def learning_rates(recipe: Recipe, model: nn.Module, num_steps: int, number: int
     """Return the learning rates, of each parameter group, of the first ``number`` of ``num_steps`` steps."""
     optimizer = recipe.optimizer(model)
     scheduler = make_scheduler(recipe, optimizer, num_steps)
-    found = []
+    rates = []
     with warnings.catch_warnings():
         # Of an optimizer that was not stepped, and of more steps than a scheduler has.
         warnings.simplefilter("ignore", UserWarning)
         for _ in range(number):
-            found.append([float(group["lr"]) for group in optimizer.param_groups])
+            rates.append([float(group["lr"]) for group in optimizer.param_groups])
             if scheduler is not None:
                 scheduler.step()
-    return found
+    return rates
 
 
 def make_scheduler(recipe: Recipe, optimizer: Optimizer, num_steps: int) -> LRScheduler | None:
@@ -148,7 +148,7 @@ def make_scheduler(recipe: Recipe, optimizer: Optimizer, num_steps: int) -> LRSc
 
 def _call_scheduler(make: Callable[..., Any], optimizer: Optimizer, num_steps: int) -> Any:
     asked = list(inspect.signature(make).parameters.values())
-    if any(each.name == "num_steps" for each in asked):
+    if any(parameter.name == "num_steps" for parameter in asked):
         return make(optimizer, num_steps=num_steps)
     # By another name, but needed; further ones with defaults are the recipe's own.
     needs_second = len(asked) > 1 and asked[1].default is inspect.Parameter.empty and asked[1].kind in _POSITIONAL

@@ -177,9 +177,9 @@ class Trainer:
         if self.seat.world_size == 1:
             return dict(totals)
         # A rank without samples does not know the names, and one rank's batches may have names that another's do not.
-        everybody: list[Any] = [None] * self.seat.world_size
-        dist.all_gather_object(everybody, list(totals))
-        names = list(dict.fromkeys(name for one in everybody for name in one))
+        names_of_ranks: list[Any] = [None] * self.seat.world_size
+        dist.all_gather_object(names_of_ranks, list(totals))
+        names = list(dict.fromkeys(name for names in names_of_ranks for name in names))
         sums = torch.tensor([totals.get(name, (0.0, 0.0)) for name in names], dtype=torch.float64, device=self.seat.device)
         if names:
             dist.all_reduce(sums)

@@ -57,20 +57,20 @@ def require_one_model(model: nn.Module, group: ProcessGroup | None) -> None:
     """
     if world_size(group) == 1:
         return
-    mine = described_tensors(model)
+    tensors = described_tensors(model)
     device = next(iter(model.parameters()), torch.empty(0)).device
-    told = torch.tensor(list(hashlib.sha256(repr(mine).encode()).digest()), dtype=torch.uint8, device=device)
+    digest = torch.tensor(list(hashlib.sha256(repr(tensors).encode()).digest()), dtype=torch.uint8, device=device)
     # Held until the next time: a thread of gloo's that let go of them as the last one would want the interpreter's lock,
     # and a data worker that is forked just then never comes out of its fork.
-    _held[:] = [told, *all_gather(told, group)]
-    if all(torch.equal(told, heard) for heard in _held[1:]):
+    _held[:] = [digest, *all_gather(digest, group)]
+    if all(torch.equal(digest, other) for other in _held[1:]):
         return
     described: list[list[tuple[str, str]]] = [[]] * world_size(group)
-    dist.all_gather_object(described, mine, group=group)
+    dist.all_gather_object(described, tensors, group=group)
     rank, differing = next(((r, other) for r, other in enumerate(described) if other != described[0]), (0, described[0]))
     if rank:
-        said = f"The ranks do not have the same model: {difference(described[0], differing, 'rank 0', f'rank {rank}')}."
-        raise Mismatch(f"{said} Make it alike on all ranks.", is_consequence=dist.get_rank(group) != rank)
+        message = f"The ranks do not have the same model: {difference(described[0], differing, 'rank 0', f'rank {rank}')}."
+        raise Mismatch(f"{message} Make it alike on all ranks.", is_consequence=dist.get_rank(group) != rank)
 
 
 def described_tensors(model: nn.Module) -> list[tuple[str, str]]:
@@ -86,12 +86,12 @@ def _shape(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def difference(mine: list[tuple[str, str]], theirs: list[tuple[str, str]], one: str, other: str) -> str:
-    """Return in words the first thing in which two models differ, which ``one`` and ``other`` have."""
-    ours, his = next(both for both in zip_longest(mine, theirs) if both[0] != both[1])
-    if ours is None or his is None:
-        name, has, lacks = (his[0], other, one) if ours is None else (ours[0], one, other)
+def difference(model: list[tuple[str, str]], other_model: list[tuple[str, str]], owner: str, other: str) -> str:
+    """Return in words the first thing in which two models differ, which ``owner`` and ``other`` have."""
+    entry, other_entry = next(both for both in zip_longest(model, other_model) if both[0] != both[1])
+    if entry is None or other_entry is None:
+        name, has, lacks = (other_entry[0], other, owner) if entry is None else (entry[0], owner, other)
         return f"only {has} has '{name}', and {lacks} lacks it"
-    if ours[0] != his[0]:
-        return f"{other} has '{his[0]}' where {one} has '{ours[0]}'"
-    return f"'{ours[0]}' is {ours[1]} on {one} and {his[1]} on {other}"
+    if entry[0] != other_entry[0]:
+        return f"{other} has '{other_entry[0]}' where {owner} has '{entry[0]}'"
+    return f"'{entry[0]}' is {entry[1]} on {owner} and {other_entry[1]} on {other}"

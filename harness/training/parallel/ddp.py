@@ -261,13 +261,13 @@ class _Layout:
         return cls(world_size(model.group), tuple(map(id, parameters)), kinds)
 
 
-def _collected(module: nn.Module, found: list[nn.Parameter | None]) -> list[nn.Parameter | None]:
-    """Return ``found`` and all parameters, shared ones each time. Every forward asks, and ``parameters()`` is slow."""
-    found.extend(module._parameters.values())
+def _collected(module: nn.Module, parameters: list[nn.Parameter | None]) -> list[nn.Parameter | None]:
+    """Return ``parameters`` and the module's, shared ones each time. Every forward asks, and ``parameters()`` is slow."""
+    parameters.extend(module._parameters.values())
     for child in module._modules.values():
         if child is not None:
-            _collected(child, found)
-    return found
+            _collected(child, parameters)
+    return parameters
 
 
 def _replaced_message(known: Mapping[str, nn.Parameter], present: Mapping[str, nn.Parameter]) -> str:

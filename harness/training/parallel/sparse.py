@@ -104,8 +104,8 @@ class SparseTables:
         self._queued = False
         if self.before_reduction is not None:
             self.before_reduction(self._tables)
-        found = torch.tensor([self._describe(table) for table in self._tables], device=self._tables[0].device)
-        by_table = torch.stack(all_gather(found, self._group), dim=1).tolist()
+        kinds_and_rows = torch.tensor([self._describe(table) for table in self._tables], device=self._tables[0].device)
+        by_table = torch.stack(all_gather(kinds_and_rows, self._group), dim=1).tolist()
         for table, per_rank in zip(self._tables, by_table, strict=True):
             kind = max(kind for kind, _ in per_rank)
             if kind == _DENSE:
