@@ -1063,6 +1063,26 @@ def test_buffers_and_streams():
     assert red(judged(all_of(without_buffers, setting("sync_bn", True)))) == []
 
 
+def test_ranks_that_repeat_each_others_noise():
+    def read(changes: list[int], digests: list[str], why_not: str = "") -> Mutation:
+        return setting("readings", {"number": 64, "changes": changes, "digests": digests, "why_not": why_not})
+
+    verdict = judged(read([63, 63, 60], ["a", "b", "b"]), n=3)
+    assert red(verdict) == ["R11"] and of(verdict, "R11").where == {"step": 0, "rank": 2, "stage": "data set"}
+    assert of(verdict, "R11").detail.startswith("its data set repeats the noise of rank 1's")
+    # What never changes is drawn by nobody, and a cache that fills changes once.
+    for fine in (read([63, 63], ["a", "b"]), read([0, 0], ["a", "a"]), read([1, 1], ["a", "a"]), setting("readings", None)):
+        assert red(judged(fine)) == []
+    assert "no rank's data set repeats the noise of another's" in of(judged(read([3, 0], ["a", "b"])), "R11").detail
+    nothing_else = all_of(without_buffers, setting("uses_random", False))
+    assert "data set" not in unchecked(judged(all_of(nothing_else, read([0, 0], ["a", "a"]))))["R11"]
+    assert of(judged(all_of(nothing_else, read([3, 3], ["a", "b"]))), "R11").status == "passed"
+    unread = read([0, 0], ["a", "a"], "rank 1 could not read a copy of it")
+    assert "not checked: rank 1 could not" in of(judged(unread), "R11").detail
+    assert "not checked: rank 1 could not" in unchecked(judged(all_of(nothing_else, unread)))["R11"]
+    assert red(judged(read([63], ["a"]))) == ["R11"]
+
+
 def test_streams_of_the_devices_own_generators():
     assert red(judged(every_step("device_rng", ["", ""]))) == []
     assert red(judged(every_step("device_rng", ["one", "two"]))) == []

@@ -15,6 +15,7 @@ import yaml
 
 from harness.compare.detection import audit_lines, audit_table, trials_of
 from harness.errors import Mismatch
+from harness.rank.lifetime import used_by_multiprocessing
 from harness.run.faults import FAULTS
 from harness.run.folder import RunDir
 from harness.run.plan import Ddp, TrainPlan
@@ -122,6 +123,7 @@ USERS = {
     "lr times ranks by a bound name": (mine("AsksByBoundName", what="lr"), {"R5"}),
     "a schedule by the number of ranks": (mine("AsksByBoundName", what="schedule"), {"R5"}),
     "windows of one series, the same on all ranks": (mine("SameWindows", count=48), {"R11"}),
+    "noise that all ranks draw alike": (mine("DrawnData", augments="alike"), {"R11"}),
     "normalised, beside a narrow log": (mine("Logs"), {"R7", "R8"}),
 }
 
@@ -190,6 +192,7 @@ CORRECT = {
     "data drawn when it is made": {"recipe": mine("DrawnData")},
     "augmented now and then": {"recipe": mine("DrawnData", augments="common")},
     "augmented by its own generator": {"recipe": mine("DrawnData", augments="own")},
+    "augmented by numbers": {"recipe": mine("DrawnData", augments="number")},
     "asks its peers": {"recipe": mine("AsksPeers")},
     "cannot run in float64": {"recipe": mine("NeedsFloat32")},
     "cannot be copied": {"recipe": mine("HoldsALock")},
@@ -255,6 +258,15 @@ def users(recipe):
     # As many for each rank where the samples are to be the same.
     size = 12 if recipe["count"] == 48 else BATCH
     return lambda seat, folder: taken(plan_of(compare="full", recipe=recipe, global_batch_size=size), seat, folder)
+
+
+def by_workers(augments):
+    def case(seat, folder):
+        # A rank of these tests has no folder of its own for the sockets of its workers.
+        with used_by_multiprocessing(folder):
+            return taken(plan_of(compare="full", recipe=mine("DrawnData", augments=augments), num_workers=1), seat, folder)
+
+    return case
 
 
 def wavering(by, name="Wavering"):
@@ -336,6 +348,9 @@ CASES = {
     "wavering, and wrong": wavering(1e-4),
     "wavering, other samples": wavering(0.0, "NoisyWavering"),
     "wavering, and wrong, other samples": wavering(1e-4, "NoisyWavering"),
+    "alike, by workers": on(2, by_workers("alike")),
+    "by rank, by workers": on(2, by_workers("own")),
+    "alike, and not to be copied": on(2, correct({"recipe": mine("DrawnData", augments="alike", locked=True)})),
     "in pairs": on(4, in_pairs),
     "lr off by a chosen size": faulty("lr_times_ranks", fault_size=2e-7),
 }
@@ -411,6 +426,15 @@ def test_kernels_that_waver_are_compared_within_noise(outcomes, data):
 @pytest.mark.ranks
 def test_a_fault_of_a_chosen_size_is_caught(outcomes):
     assert outcomes.of(SIZE, "lr off by a chosen size")[0][0] == "R5"
+
+
+@pytest.mark.ranks
+def test_noise_that_ranks_repeat_is_seen_in_workers_and_where_it_cannot_be_the_verdict_says_so(outcomes):
+    fired, checks, said = outcomes.of(2, "alike, by workers")[0]
+    assert fired == "R11" and "its data set repeats the noise of rank 0's" in said[0], (checks, said)
+    for name in ("by rank, by workers", "alike, and not to be copied"):
+        fired, checks, said = outcomes.of(2, name)[0]
+        assert fired is None, said
 
 
 @pytest.mark.ranks

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.compare.correctness.evidence import Partition
+from harness.compare.correctness.evidence import Partition, Readings
 from harness.training.digest import Digests, digests, state_digests
 from harness.training.loader import epoch_batches
 from harness.training.parallel.collectives import from_all
 from harness.training.partition import partition_of, require_one_data_set
 from harness.training.trainer import Trainer
+from harness.verify.readings import readings_of
 
 EPOCHS = 2
 """How many epochs' sample numbers are looked at."""
@@ -26,6 +27,7 @@ class Start:
         facts: What each rank knows of itself, with the parameters that nothing reduces.
         partition: Which samples the ranks take.
         own_batches: Global batches of some epochs, where the recipe makes them.
+        readings: What they read of the same samples again and again; None for one rank.
     """
 
     birth: list[Digests]
@@ -34,11 +36,17 @@ class Start:
     own_batches: list[list[list[int]]]
     num_samples: int
     num_steps: int
+    readings: Readings | None
 
     @property
     def uncovered(self) -> list[str]:
         """Parameters that nothing reduces, on any rank."""
         return sorted({name for rank_facts in self.facts for name in rank_facts["uncovered"]})
+
+    @property
+    def draws_by_itself(self) -> bool:
+        """Whether the data set has generators of its own, as far as several ranks have seen."""
+        return self.readings is not None and any(self.readings["changes"])
 
 
 def start_of(trainer: Trainer) -> Start:
@@ -52,7 +60,8 @@ def start_of(trainer: Trainer) -> Start:
     require_one_data_set([rank_facts["num_samples"] for rank_facts in facts], trainer.seat.rank)
     epochs = range(min(EPOCHS, trainer.plan.epochs or EPOCHS))
     partition = _partition(trainer, epochs)
-    return Start(birth, facts, partition, _own_batches(trainer, epochs), trainer.batches.num_samples, trainer.num_steps)
+    batches = _own_batches(trainer, epochs)
+    return Start(birth, facts, partition, batches, trainer.batches.num_samples, trainer.num_steps, readings_of(trainer))
 
 
 def _partition(trainer: Trainer, epochs: Sequence[int]) -> Partition:

@@ -91,7 +91,8 @@ def evidence_of(subject: Subject, asked_world_size: int) -> Evidence | None:
         return None
     schedule = shared.schedule if shares else _schedule(rates, pending)
     birth = shared.reference_birth if shared.has_birth(start.birth) else _birth(pending)
-    data_goes_on = steps.draws_data and plan.num_workers == 0
+    # Workers draw in copies of the data set, but the whole batch is read here.
+    data_goes_on = steps.draws_data and (plan.num_workers == 0 or start.draws_by_itself)
     if data_goes_on:
         # It does not come to the same samples again.
         twice = None
@@ -127,6 +128,7 @@ def _joined(subject: Subject, model: nn.Module, asked_world_size: int, findings:
         facts=start.facts,
         uncovered=start.uncovered,
         partition=start.partition,
+        readings=start.readings,
         birth=start.birth,
         reference_birth=reference_birth,
         steps=findings.steps.evidence,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import numpy
 import torch
@@ -27,11 +28,17 @@ class OtherData(toys.Points):
 
 
 class DrawnData(toys.Points):
-    """Draws its samples from the common generator when it is made; augments every second one, perhaps by its own generator."""
+    """Draws its samples from the common generator when it is made; augments every second one, perhaps by its own generator.
 
-    def __init__(self, augments="", **settings):
+    Args:
+        augments: ``common``: by torch's; ``own``: by one that each rank seeds by its number; ``alike``: by one that all seed
+            alike; ``number``: by one that the sample's number seeds.
+        locked: The data set cannot be copied.
+    """
+
+    def __init__(self, augments="", locked=False, **settings):
         super().__init__(**settings)
-        self.augments = augments
+        self.augments, self.locked = augments, locked
 
     def eval_dataset(self):
         ids, x, y = super().dataset().tensors
@@ -39,20 +46,28 @@ class DrawnData(toys.Points):
 
     def dataset(self):
         ids, x, y = super().dataset().tensors
-        return Augmented(ids, x + torch.randn_like(x), y, self.augments)
+        dataset = Augmented(ids, x + torch.randn_like(x), y, self.augments)
+        dataset.lock = threading.Lock() if self.locked else None
+        return dataset
 
 
 class Augmented(TensorDataset):
     def __init__(self, ids, x, y, augments):
         super().__init__(ids, x, y)
-        self.own = numpy.random.default_rng(0) if augments == "own" else None
+        self.own = numpy.random.default_rng(my_rank() if augments == "own" else 0)
         self.augments = augments
 
     def __getitem__(self, number):
         number, x, y = super().__getitem__(number)
         if self.augments and number % 2:
-            x = x + (float(self.own.normal()) if self.own is not None else 0.1 * torch.randn(4).to(x.dtype))
+            x = x + self.noise(int(number)).to(x.dtype)
         return number, x, y
+
+    def noise(self, number):
+        if self.augments == "common":
+            return 0.1 * torch.randn(4)
+        generator = numpy.random.default_rng(number) if self.augments == "number" else self.own
+        return torch.full((4,), float(generator.normal()))
 
 
 class EvaluatesAtRandom(toys.Points):
@@ -121,10 +136,10 @@ class MeetsAtBirth(toys.Points):
 
 
 class Drawn(torch.utils.data.Dataset):
-    """Flips samples at random, by torch's generator or by one of its own."""
+    """Flips samples at random, by torch's generator or by one of its own, which each rank seeds by its number."""
 
     def __init__(self, x, y, own):
-        self.x, self.y, self.own = x, y, numpy.random.default_rng(0) if own else None
+        self.x, self.y, self.own = x, y, numpy.random.default_rng(my_rank()) if own else None
 
     def __len__(self):
         return len(self.x)

@@ -198,14 +198,26 @@ def buffers_and_rng(evidence: Evidence) -> Check:
     first = next(_in_buffers_and_rng(evidence, steps, have_streams), None)
     if first is not None and (first.stage != "buffers" or evidence["deterministic"]):
         return conclude("R11", (first,), "")
-    reason = _why_no_buffers(evidence, have_buffers, have_streams, first)
+    noise, unread = _noise_of_data(evidence)
+    reason = _why_no_buffers(evidence, have_buffers, have_streams or bool(noise), first)
     if reason:
-        return not_checked("R11", reason)
-    said = ["buffers are the replay's in bits"] * have_buffers + ["all ranks' random streams differ"] * have_streams
-    return conclude("R11", (), f"{', '.join(said)}, at {at(steps)}")
+        return not_checked("R11", f"{reason}{unread}")
+    kept = ["buffers are the replay's in bits"] * have_buffers + ["all ranks' random streams differ"] * have_streams
+    return conclude("R11", (), f"{', '.join([*noise, *kept])}, at {at(steps)}{unread}")
+
+
+def _noise_of_data(evidence: Evidence) -> tuple[list[str], str]:
+    """Return what there is to say of noise that the data set draws by itself, and of readings that could not be had."""
+    readings = evidence.get("readings")
+    if readings is None:
+        return [], ""
+    if readings["why_not"]:
+        return [], f"; whether ranks repeat each other's noise was not checked: {readings['why_not']}"
+    return ["no rank's data set repeats the noise of another's"] * any(readings["changes"]), ""
 
 
 def _in_buffers_and_rng(evidence: Evidence, steps: Sequence[StepEvidence], have_streams: bool) -> Iterator[Mismatch]:
+    yield from checks_start.in_readings(evidence)
     for previous, step in _pairs(steps):
         if have_streams:
             yield from checks_step.in_streams(evidence, step)

@@ -1,4 +1,4 @@
-"""What can be wrong before the first step (R0 to R2): who takes part, which samples they take, and how they are born.
+"""What can be wrong before the first step (R0 to R2, R11): who takes part, what they would read, and how they are born.
 
 Each function yields mismatches in causal order, none where all is right.
 """
@@ -15,6 +15,9 @@ from harness.compare.correctness.evidence import Evidence, StepEvidence
 
 BY_CHANCE = 1e-6
 """Two epochs of n samples have the same order with probability 1/n!; where that is above this, nobody is accused of it."""
+
+FEWEST_CHANGES = 8
+"""Of readings that are the same on two ranks: fewer than that may be so by chance, or are a cache that fills."""
 
 FACTS = ("world_size", "group_rank", "backend", "device", "dtype", "threads", "torch", "deterministic")
 """What every rank must have recorded of itself."""
@@ -106,3 +109,21 @@ def at_birth(evidence: Evidence) -> Iterator[Mismatch]:
     ranks = per_rank(evidence, evidence["birth"], "the state at birth")
     reference = some(evidence["reference_birth"], "the reference's state at birth")
     yield from against([reference] * len(ranks), ranks, reference, "birth", 0, "the reference's")
+
+
+def in_readings(evidence: Evidence) -> Iterator[Mismatch]:
+    """R11: ranks that read the same again and again, from data sets that draw by themselves."""
+    readings = evidence.get("readings")
+    if not readings or readings["why_not"]:
+        return
+    first: dict[str, int] = {}
+    changes = per_rank(evidence, readings["changes"], "changes between readings")
+    for rank, digest in enumerate(per_rank(evidence, readings["digests"], "readings of the same samples")):
+        other = first.setdefault(digest, rank) if changes[rank] >= FEWEST_CHANGES else rank
+        if other != rank:
+            seen = (
+                f"its data set repeats the noise of rank {other}'s: what it draws by a generator of its own (or by a count of "
+                "what it has read), it draws alike on both; let the noise be a function of the sample's number, or draw it by "
+                "torch's, numpy's or Python's common generator, which differs by rank"
+            )
+            yield Mismatch(seen, "data set", 0, rank)

@@ -82,6 +82,15 @@ class Schedule(TypedDict):
     declared: NotRequired[list[float]]
 
 
+class Readings(TypedDict):
+    """R11: the same samples, read again and again with the common generators in the same state each time, on all ranks."""
+
+    number: int
+    digests: list[str]  # per rank: of all that it read
+    changes: list[int]  # per rank: how often it read other than just before; 0 where the data set draws nothing by itself
+    why_not: str  # why a rank could not read; empty where all could
+
+
 class Evidence(TypedDict):
     """All of it."""
 
@@ -104,6 +113,7 @@ class Evidence(TypedDict):
     facts: list[dict[str, Any]]  # per rank, as in rank-N.jsonl (R0)
     uncovered: list[str]  # trainable parameters that no reduction covers (R0)
     partition: Partition
+    readings: NotRequired[Readings | None]
     birth: list[Digests]  # per rank: parameters, buffers and optimizer state at step 0 (R2)
     reference_birth: Digests
     steps: list[StepEvidence]
