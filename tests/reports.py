@@ -13,6 +13,7 @@ from harness.report.sweep.sweep_report import JobReport, SweepReport
 from harness.run.folder import RunDir, write_json
 from harness.run.plan import RunPlan, Task, TrainPlan, Trial
 from harness.run.record import Evaluation, Failure, RankResult, RunResult, Step, to_json
+from harness.run.visible import visible
 
 RUNS = Path(__file__).parent / "runs"
 MACHINE = {"cores": "4", "cpu": "Test CPU", "memory": "8.0 GiB", "torch": "2.13.0"}
@@ -107,7 +108,7 @@ def with_verdict(job, *checks):
 
 
 def changed(sweep, number, **fields):
-    jobs = tuple(dataclasses.replace(job, **fields) if job.plan.job == number else job for job in sweep.jobs)
+    jobs = tuple(dataclasses.replace(job, **visible(fields)) if job.plan.job == number else job for job in sweep.jobs)
     return dataclasses.replace(sweep, jobs=jobs)
 
 
@@ -132,3 +133,19 @@ def written(sweep: SweepReport, report=None):
         write_json(run.result, to_json(job.result))
     SweepDir(sweep.folder).write([(job, Path(job.folder)) for job in sweep.jobs], sweep.machine, report)
     return Path(sweep.folder)
+
+
+def events(folder):
+    """Return what TensorBoard reads of the one event file in a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    files = list(folder.glob("events.out.tfevents.*"))
+    assert len(files) == 1, f"one event file in {folder}, not {files}"
+    made = EventAccumulator(str(files[0]), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
+    made.Reload()
+    return made
+
+
+def run_of(folder):
+    """Return the same of the run of a job."""
+    return events(next(path.parent for path in folder.glob("*/events.out.tfevents.*")))

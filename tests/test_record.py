@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import NotComparable
-from harness.run.folder import RunDir, has_end
+from harness.run.folder import RunDir, has_end, read_json, write_json
+from harness.run.json_text import from_json_text, json_text
 from harness.run.plan import RunPlan, Task, TrainPlan
 from harness.run.record import (
     FORMAT,
@@ -46,9 +47,34 @@ def result() -> RunResult:
     return RunResult("failed", (rank, RankResult(1)), "rank 0 of 2 failed", 0, (1,), 1, None, {"called": 0.0})
 
 
-def test_round_trip() -> None:
-    again = run_result_from_json(json.loads(json.dumps(to_json(result()))))
-    assert repr(again) == repr(result())
+def test_round_trip(tmp_path: Path) -> None:
+    write_json(tmp_path / "result.json", to_json(result()))
+    assert repr(run_result_from_json(read_json(tmp_path / "result.json"))) == repr(result())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, {"a": [1, [-math.inf]]}, "NaN", "'-Infinity", "a NaN", "nan"])
+def test_what_json_has_no_number_for_is_written_as_json_and_comes_back(value: object) -> None:
+    text = json_text(value)
+    json.loads(text, parse_constant=pytest.fail)
+    assert repr(from_json_text(text)) == repr(value)
+
+
+def test_bare_words_of_older_records_are_read() -> None:
+    assert repr(from_json_text('{"loss_sum": NaN, "quantity": -Infinity}')) == "{'loss_sum': nan, 'quantity': -inf}"
+
+
+def test_every_file_of_a_run_whose_loss_is_not_finite_is_json(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    with Recorder(run.records(0)) as record:
+        record.step(result().ranks[0].steps[1])
+        record.evaluation(Evaluation(1, {"loss": (math.inf, 2.0)}))
+        record.end("ok", 0, value=math.nan)
+    write_json(run.result, to_json(result()))
+    write_json(run.evidence, {"losses": [math.nan]})
+    for text in [*run.records(0).read_text().splitlines(), run.result.read_text(), run.evidence.read_text()]:
+        json.loads(text, parse_constant=pytest.fail)
+    step, evaluation, end = run.events(0)
+    assert math.isnan(step["loss_sum"]) and evaluation["metrics"]["loss"] == [math.inf, 2.0] and math.isnan(end["value"])
 
 
 def test_newer_format_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from harness.report.html import Html
 from harness.report.pictures import Pictures
-from harness.report.sweep import table as tables
+from harness.report.sweep import times
 from harness.report.sweep.folder import read_sweep
 from harness.report.tensorboard import TensorBoard
 from harness.run.folder import RunDir
@@ -101,7 +101,7 @@ def test_tensorboard_shows_what_the_records_say(browser, board, sweep):
     look(browser, board, "custom_scalars", charts)
     look(browser, board, "text", ["equal to 1 process: 11 of 11 checks", "identical to job 1"])
     look(browser, board, "images", ["pictures/Start-up", "pictures/Scaling"])
-    firsts = [format(tables.first_step_s(job), "#.5g") for job in sweep.jobs]
+    firsts = [format(times.first_step_s(job), "#.5g") for job in sweep.jobs]
     look(browser, board, "hparams", ["launcher", "nprocs", "spawn", "launch", "final/first_step_s", *firsts])
 
 

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 import re
 from html import escape
 from html.parser import HTMLParser
@@ -14,10 +15,12 @@ from harness.report.jsonfile import Json
 from harness.report.junit import Junit, sweep_junit
 from harness.report.markdown import Markdown, sweep_markdown
 from harness.report.pictures import Pictures, read_pictures
+from harness.report.sweep.build import sweep_report
 from harness.report.sweep.checks_table import MOST_TABLES, check_tables
 from harness.report.sweep.folder import read_sweep
 from harness.report.sweep.notes import MOST_REMARKS
 from harness.report.sweep.sweep_report import SweepReport
+from harness.run.record import RankResult
 from tests.reports import (
     GREEN,
     RED,
@@ -27,9 +30,11 @@ from tests.reports import (
     hundred_jobs,
     job_of,
     recorded,
+    result_of,
     with_verdict,
     written,
 )  # fmt: skip
+from tests.reports import steps as steps_of
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -192,6 +197,15 @@ def test_json_of_a_job_without_steps_has_null(tmp_path):
     assert data["jobs"][1]["verdict"] == "red"
 
 
+def test_json_tells_a_loss_that_is_not_finite_from_one_that_is_unknown(tmp_path):
+    steps = tuple(dataclasses.replace(step, loss_sum=math.inf) for step in steps_of(0, 1))
+    diverged = dataclasses.replace(result_of(1), ranks=(RankResult(0, steps=steps),))
+    sweep = sweep_report(str(tmp_path), [job_of(0, result=diverged), job_of(1, result=failed_result())], {})
+    Json().report(sweep)
+    data = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    assert [job["loss"] for job in data["jobs"]] == ["Infinity", None]
+
+
 def test_junit_has_an_error_for_a_failed_run_and_a_failure_for_a_red_verdict():
     suite = ElementTree.fromstring(sweep_junit(red_and_failed()))[0]
     assert suite.attrib | {"name": ""} == {"name": "", "tests": "4", "failures": "1", "errors": "1", "skipped": "0"}
@@ -199,7 +213,7 @@ def test_junit_has_an_error_for_a_failed_run_and_a_failure_for_a_red_verdict():
     assert [len(case.findall("error")) for case in cases] == [0, 0, 0, 1]
     assert [len(case.findall("failure")) for case in cases] == [0, 1, 0, 0]
     assert cases[3].find("error").attrib["message"].startswith("rank 1 of 2 failed at step 7")
-    assert "?[31mred" in cases[3].find("error").text, "what XML cannot hold is replaced"
+    assert r"\x1b[31mred" in cases[3].find("error").text, "what XML cannot hold is written out"
     assert cases[0].attrib["name"] == "0 launcher=spawn,nprocs=1" and float(cases[0].attrib["time"]) == 3.0
 
 

@@ -6,7 +6,6 @@ import sys
 import time
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer.record_writer import masked_crc32c as theirs
@@ -14,26 +13,27 @@ from tensorboard.summary.writer.record_writer import masked_crc32c as theirs
 from harness.report.event_file import EventFile, masked_crc32c
 from harness.report.pictures import Pictures
 from harness.report.sweep import table as tables
+from harness.report.sweep import times
 from harness.report.sweep.folder import read_sweep
 from harness.report.sweep.sweep_report import SweepReport
 from harness.report.tensorboard import TensorBoard, hparams
 from harness.run.folder import RunDir, read_events
 from harness.run.job import Job
-from tests.reports import GREEN, RED, changed, failed_result, four_jobs, job_of, recorded, with_verdict, written
+from tests.reports import (
+    GREEN,
+    RED,
+    changed,
+    events,
+    failed_result,
+    four_jobs,
+    job_of,
+    recorded,
+    run_of,
+    with_verdict,
+    written,
+)  # fmt: skip
 
 SCALARS = {"loss/train", "loss/eval", "accuracy/eval", "perf/step_ms", "perf/samples_per_s", "lr"}
-
-
-def events(folder):
-    files = list(folder.glob("events.out.tfevents.*"))
-    assert len(files) == 1, f"one event file in {folder}, not {files}"
-    made = EventAccumulator(str(files[0]), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
-    made.Reload()
-    return made
-
-
-def run_of(folder):
-    return events(next(path.parent for path in folder.glob("*/events.out.tfevents.*")))
 
 
 def scalars(run, tag):
@@ -84,10 +84,10 @@ def test_exposed_communication_is_that_of_the_rank_that_waits_longest(tmp_path):
 
 def test_times_are_those_when_it_happened(sweep):
     job = sweep.jobs[1]
-    times = [event.wall_time for event in run_of(RunDir(job.folder).path).Scalars("loss/train")]
+    written_at = [event.wall_time for event in run_of(RunDir(job.folder).path).Scalars("loss/train")]
     ends = [max(parts) for parts in zip(*([s.t for s in rank.steps] for rank in job.result.ranks), strict=True)]
-    assert times == pytest.approx([end + sweep.clock_offset_s for end in ends], abs=1e-3)
-    assert abs(times[0] - 1796000000) < 1e6  # a day in 2026, not a monotonic clock
+    assert written_at == pytest.approx([end + sweep.clock_offset_s for end in ends], abs=1e-3)
+    assert abs(written_at[0] - 1796000000) < 1e6  # a day in 2026, not a monotonic clock
 
 
 def test_launchers_share_a_chart_per_recipe_and_ranks(sweep):
@@ -122,9 +122,9 @@ def test_hparams_have_one_row_per_job_with_settings_and_final_numbers(sweep):
         assert session(run, "session_end_info").status == 1  # STATUS_SUCCESS
         final = {tag: run.Scalars(tag)[-1].value for tag in run.Tags()["scalars"] if tag.startswith("final/")}
         assert final == {
-            "final/first_step_s": pytest.approx(tables.first_step_s(job)),
-            "final/step_ms": pytest.approx(tables.step_s(job) * 1e3),
-            "final/samples_per_s": pytest.approx(tables.samples_per_s(job)),
+            "final/first_step_s": pytest.approx(times.first_step_s(job)),
+            "final/step_ms": pytest.approx(times.step_s(job) * 1e3),
+            "final/samples_per_s": pytest.approx(times.samples_per_s(job)),
             "final/loss": pytest.approx(job.result.losses()[-1]),
             "final/correct": 1.0,
         }
@@ -136,6 +136,8 @@ def test_lists_none_and_nested_settings_survive_as_hparams():
     assert values["recipe.root"].string_value == "null"
     assert values["clip_norm"].number_value == 0.5
     assert values["deterministic"].bool_value is True
+    assert values["ddp.bucket_cap_mb"].number_value == 25 and values["ddp.comm_hook"].string_value == "none"
+    assert "ddp" not in values and not any("(" in value.string_value for value in values.values())
     assert "recipe._target_" not in values
 
 
@@ -212,8 +214,8 @@ def test_live_and_rebuilt_say_the_same(tmp_path):
     after = run_of(tmp_path / "0")
     for tag in ("loss/train", "perf/step_ms", "final/loss"):
         assert scalars(after, tag) == scalars(before, tag)
-        times = [[event.wall_time for event in run.Scalars(tag)] for run in (before, after)]
-        assert times[1] == pytest.approx(times[0], abs=0.05)
+        written_at = [[event.wall_time for event in run.Scalars(tag)] for run in (before, after)]
+        assert written_at[1] == pytest.approx(written_at[0], abs=0.05)
 
 
 def test_a_file_cut_off_by_a_crash_is_read_up_to_there(tmp_path):

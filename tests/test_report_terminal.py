@@ -10,16 +10,19 @@ from harness.report.jsonfile import sweep_json
 from harness.report.junit import sweep_junit
 from harness.report.markdown import sweep_markdown
 from harness.report.sweep import table as tables
+from harness.report.sweep import times
 from harness.report.sweep.bandwidth_table import RECIPE
 from harness.report.sweep.build import sweep_report
 from harness.report.sweep.notes import failures, how_sure, notes, unproven, unsteady
 from harness.report.sweep.text import both_ends, flow, shortened
+from harness.report.tensorboard import TensorBoard
 from harness.report.terminal import Terminal, headline, report_lines, traceback_of_another
 from harness.run.faults import FAULTS
 from harness.run.folder import RunDir
 from harness.run.job import Job
 from harness.run.plan import Ddp
 from harness.run.record import Failure, RankResult, RunResult
+from harness.run.visible import visible
 from tests.reports import (
     GREEN,
     MACHINE,
@@ -32,6 +35,7 @@ from tests.reports import (
     job_of,
     plan_of,
     result_of,
+    run_of,
     with_trial,
     with_trials,
     with_verdict,
@@ -71,7 +75,7 @@ def test_no_line_is_wider_than_the_terminal(make):
 
 def test_every_job_and_every_number_is_there_at_every_width():
     sweep = four_jobs("outputs/a/b")
-    rates = [tables.grouped(tables.samples_per_s(job)) for job in sweep.jobs]
+    rates = [tables.grouped(times.samples_per_s(job)) for job in sweep.jobs]
     for width in WIDTHS:
         text = "\n".join(texts(sweep, width))
         assert all(rate in text for rate in rates)
@@ -97,8 +101,8 @@ def test_warm_up_is_not_counted():
     slow = [dataclasses.replace(step, seconds=9.0) if step.step < 3 else step for step in job.result.ranks[0].steps]
     rank = dataclasses.replace(job.result.ranks[0], steps=tuple(slow))
     sweep = sweep_report("f", [dataclasses.replace(job, result=dataclasses.replace(job.result, ranks=(rank,)))], MACHINE)
-    assert tables.step_s(sweep.jobs[0]) == pytest.approx(0.01, rel=0.06)
-    assert len(tables.step_times(sweep.jobs[0])) == 9
+    assert times.step_s(sweep.jobs[0]) == pytest.approx(0.01, rel=0.06)
+    assert len(times.step_times(sweep.jobs[0])) == 9
 
 
 def test_one_launch_claims_nothing_and_says_so():
@@ -113,7 +117,7 @@ def test_several_launches_claim_what_their_interval_allows():
     jobs = [with_trials(job_of(0, "spawn", 2), 1.0), with_trials(job_of(1, "launch", 2), 1.5)]
     sweep = sweep_report("f", jobs, MACHINE)
     assert tables.speed_cell(sweep.jobs[1]) == "1.50x slower"
-    assert tables.typical_step_s(sweep.jobs[1])[0] == pytest.approx(0.0157, rel=0.05)
+    assert times.typical_step_s(sweep.jobs[1])[0] == pytest.approx(0.0157, rel=0.05)
     same = sweep_report("f", [jobs[0], with_trials(job_of(1, "launch", 2), 1.0)], MACHINE)
     assert tables.speed_cell(same.jobs[1]) == "equivalent +-10%"
 
@@ -174,12 +178,12 @@ def test_a_row_rests_on_the_launches_that_nothing_disturbed_else_on_all_and_says
     for number in range(2, 6):
         job = with_trial(job, number, lambda result: disturbed(result_of(2, base_s=0.1)))
     sweep = sweep_report("f", [base, job], MACHINE)
-    assert sweep.jobs[1].clean == (1, 3) and tables.step_s(sweep.jobs[1]) == pytest.approx(0.0157, rel=0.02)
+    assert sweep.jobs[1].clean == (1, 3) and times.step_s(sweep.jobs[1]) == pytest.approx(0.0157, rel=0.02)
     assert tables.speed_cell(sweep.jobs[1]) == "1.50x slower"
     for number in range(2):
         job = with_trial(job, number, disturbed)
     sweep = sweep_report("f", [base, job], MACHINE)
-    assert len(tables.launches(sweep.jobs[1])) == 6 and tables.step_s(sweep.jobs[1]) == pytest.approx(0.1, rel=0.05)
+    assert len(times.launches(sweep.jobs[1])) == 6 and times.step_s(sweep.jobs[1]) == pytest.approx(0.1, rel=0.05)
     table = tables.sweep_table(sweep)
     assert [table.column(name)[1][-2:] for name in ("first step", "step")] == [" !", " !"]
     assert not any("!" in cell for cell in table.rows[0])
@@ -456,7 +460,7 @@ def busy_meters():
 
 def test_a_failed_job_has_no_speed():
     job = job_of(0, result=dataclasses.replace(result_of(1), status="failed", message="it hung"))
-    assert math.isnan(tables.samples_per_s(job)) and tables.step_cells([job]) == [""]
+    assert math.isnan(times.samples_per_s(job)) and tables.step_cells([job]) == [""]
 
 
 def test_a_foreign_app_of_one_job_gets_no_table():
@@ -568,6 +572,35 @@ def test_the_loss_that_is_shown_is_that_of_all_ranks():
     assert "loss 1.3333" in shown(act)[0]
 
 
+def uneven(folder):
+    """Return a job of 2 ranks whose steps train 200 and 56 samples in turn, in 20 and 8 ms."""
+    job = job_of(0, nprocs=2, global_batch_size=200, folder=folder)
+    changes = [{"samples": 100, "seconds": 0.020}, {"samples": 28, "seconds": 0.008}]
+    ranks = [
+        dataclasses.replace(r, steps=tuple(dataclasses.replace(s, **changes[s.step % 2]) for s in r.steps))
+        for r in job.result.ranks
+    ]
+    return dataclasses.replace(job, result=dataclasses.replace(job.result, ranks=tuple(ranks)))
+
+
+def test_samples_that_were_trained_are_counted_in_table_terminal_and_tensorboard(tmp_path):
+    job = uneven(str(tmp_path / "0"))
+    expected = 256 / 0.028
+    assert times.samples_per_s(dataclasses.replace(job, plan=plan_of(0, nprocs=2, warmup_steps=2))) == pytest.approx(expected)
+
+    def act(out):
+        out.started(a_job(global_batch_size=200))
+        for number in range(12):
+            for rank in job.result.ranks:
+                out.event(rank.rank, {"event": "step", **vars(rank.steps[number])})
+
+    (last,) = (line for line in shown(act)[0].splitlines() if line.startswith("step 12"))
+    assert last.endswith(f"{tables.grouped(expected)} samples/s")
+    TensorBoard().report(sweep_report(str(tmp_path), [job], MACHINE))
+    rates = [event.value for event in run_of(tmp_path / "0").Scalars("perf/samples_per_s")]
+    assert rates == [pytest.approx(rate) for rate in (200 / 0.020, 56 / 0.008) * 6]
+
+
 def test_a_step_that_was_left_out_is_said_to_be_while_it_runs_and_at_the_end():
     job = job_of(0, nprocs=2)
     bad = {4, 11}
@@ -631,12 +664,12 @@ def test_a_failure_is_shown_when_it_happens_on_stderr():
     def act(out):
         out.begin("outputs/a/b", jobs)
         out.started(jobs[0])
-        out.ended(jobs[0], failed_result())
+        out.ended(jobs[0], visible(failed_result()))
 
     text, errors = shown(act)
     *traceback, told = errors.splitlines()
     assert told.startswith("job 0 failed: rank 1 of 2 failed at step 7")
-    assert traceback == ["[rank 1] Traceback ...", "[rank 1] ValueError: bad <batch> & red"]
+    assert traceback == ["[rank 1] Traceback ...", r"[rank 1] ValueError: bad <batch> & \x1b[31mred"]
     assert "failed at step 7" not in text
 
 

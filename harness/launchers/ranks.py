@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,8 @@ from harness.launchers.base import Process
 from harness.launchers.rank_state import Ending, RankState
 from harness.launchers.signals import is_pressed
 from harness.launchers.tail import Tail
-from harness.run.folder import RunDir
+from harness.run.folder import RunDir, read_json
+from harness.run.json_text import from_json_text
 from harness.run.outcome import End
 from harness.run.plan import RunPlan
 from harness.run.record import RankResult
@@ -68,7 +68,7 @@ class Ranks:
             lines = state.records.lines()
             if lines or self._has_printed(state):
                 state.heard = time.monotonic()
-            for event in map(json.loads, lines):
+            for event in map(from_json_text, lines):
                 state.take(event)
                 yield state.rank, event
 
@@ -90,7 +90,7 @@ class Ranks:
             if state.ending is not None:
                 continue
             if path.exists():
-                state.ending = Ending(**json.loads(path.read_text()))
+                state.ending = Ending(**read_json(path))
             elif is_over and not state.has_finished:
                 state.ending = Ending(1, time.monotonic())
 

@@ -7,7 +7,6 @@ rank, rank 0 included, then connects as a client. A task that never communicates
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
@@ -17,7 +16,7 @@ from typing import Any
 from harness.errors import ConfigError, HarnessError
 from harness.rank.importing import when_imported
 from harness.run.environment import RankEnvironment
-from harness.run.folder import RunDir, has_end, write_json
+from harness.run.folder import RunDir, has_end, read_json, write_json
 
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _HOST = "127.0.0.1"
@@ -80,7 +79,7 @@ def _await_port(run: RunDir) -> int:
     """Return rank 0's port; the supervisor ends this rank if rank 0 never comes to offer one."""
     while True:
         if run.store.exists():
-            said = json.loads(run.store.read_text())
+            said = read_json(run.store)
             if said["attempt"] == _attempt():
                 return int(said["port"])
         time.sleep(0.002)

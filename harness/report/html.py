@@ -69,14 +69,14 @@ class Html:
 def sweep_html(sweep: SweepReport) -> str:
     """Return the report of a sweep as one HTML page."""
     pictures = read_pictures(Path(sweep.folder))
-    name = f"{Path(sweep.folder).parent.name} {Path(sweep.folder).name}".strip()
+    name = sweep.name
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Sweep {escape(name)}</title><style>{STYLE}</style></head><body>",
         f"<header><h1>Sweep {escape(name)}</h1><p>{escape(summary(sweep))}</p>",
-        f'<p class="soft">{escape(sweep.folder)}</p>',
+        f'<p class="soft">{escape(sweep.place)}</p>',
         _contents(sweep, pictures),
         "</header><main>",
         _section("jobs", "Jobs", table_html(tables.any_table(sweep)) + _sentences(notes(sweep)) + _how_sure(sweep)),
@@ -180,9 +180,7 @@ def _figure(picture: Picture) -> str:
 
 
 def _without_pictures(sweep: SweepReport) -> str:
-    text = (
-        f"No pictures were drawn. <code>python -m harness.compare {escape(sweep.folder)}</code> draws them, without training."
-    )
+    text = f"No pictures were drawn. <code>python -m harness.compare {escape(sweep.place)}</code> draws them, without training."
     return _section("pictures", "Pictures", f"<p>{text}</p>")
 
 

@@ -1,4 +1,7 @@
-"""``report.json``: what the table says, for machines: plain numbers in the units that their names end in, None for unknown."""
+"""``report.json``: what the table says, for machines: plain numbers in the units that their names end in, null for unknown.
+
+A number that is known and not finite, such as a loss, stands as :mod:`harness.run.json_text` says.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 from harness.compare.performance.verdict import PerformanceVerdict
 from harness.report.figures.waiting import waiting
 from harness.report.sweep import table as tables
+from harness.report.sweep import times
 from harness.report.sweep.sweep_report import JobReport, SweepReport
 from harness.run.folder import write_json
 from harness.run.record import FORMAT
@@ -24,15 +28,15 @@ class Json:
 
 
 def sweep_json(sweep: SweepReport) -> dict[str, Any]:
-    """Return the report of a sweep as plain data; JSON in the strict sense, without NaN."""
+    """Return the report of a sweep as plain data."""
     well = all(tables.is_well(job) for job in sweep.jobs)
     head = {"format": FORMAT, "folder": sweep.folder, "ok": well, "machine": dict(sweep.machine)}
-    jobs = [_strict({**_job(job), "remarks": list(sweep.remarks.get(job.plan.job, ()))}) for job in sweep.jobs]
+    jobs = [{**_job(job), "remarks": list(sweep.remarks.get(job.plan.job, ()))} for job in sweep.jobs]
     return {**head, "jobs": jobs}
 
 
 def _job(job: JobReport) -> dict[str, Any]:
-    times = tables.step_times(job)
+    measured = times.step_times(job)
     losses = job.result.losses()
     evaluations = job.result.ranks[0].evaluations if job.result.ranks else ()
     return {
@@ -44,16 +48,16 @@ def _job(job: JobReport) -> dict[str, Any]:
         "message": job.result.account,
         "failed_rank": job.result.failed_rank,
         "nprocs": job.plan.nprocs,
-        "first_step_s": tables.typical_first_step_s(job),
-        "num_measured_steps": len(times),
-        "step_s": tables.step_s(job),
-        "step_spread_s": tables.typical_step_s(job)[1],
-        "num_launches": len(tables.launches(job)),
-        "launches_are_clean": not tables.mark(job),
+        "first_step_s": _known(times.typical_first_step_s(job)),
+        "num_measured_steps": len(measured),
+        "step_s": _known(times.step_s(job)),
+        "step_spread_s": _known(times.typical_step_s(job)[1]),
+        "num_launches": len(times.launches(job)),
+        "launches_are_clean": not times.mark(job),
         "failed_launches": [plan.trial.order for plan, result in job.trials if plan.trial and result.status != "ok"],
         "strayed_launches": list(job.strayed),
-        "samples_per_s": tables.samples_per_s(job),
-        "wall_s": tables.wall_s(job),
+        "samples_per_s": _known(times.samples_per_s(job)),
+        "wall_s": _known(times.wall_s(job)),
         **waiting(job),
         "loss": losses[-1] if losses else None,
         "evaluation": evaluations[-1].means() if evaluations else None,
@@ -76,9 +80,5 @@ def _speed(speed: PerformanceVerdict) -> dict[str, Any]:
     return {**known, "margin": speed.margin, "sentences": list(speed.sentences)}
 
 
-def _strict(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _strict(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 from harness.compare.correctness.check import Check
 from harness.report.sweep import table as tables
+from harness.report.sweep import times
 from harness.report.sweep.notes import failed_launches
 from harness.report.sweep.sweep_report import JobReport, SweepReport
 from harness.run.folder import write_whole
-
-NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 cannot hold, such as those of terminal colours."""
+from harness.run.visible import visible
 
 
 class Junit:
@@ -31,7 +29,7 @@ def sweep_junit(sweep: SweepReport) -> str:
     errors = sum(_red(job) is None and not tables.is_well(job) for job in sweep.jobs)
     counts = {"tests": len(sweep.jobs), "failures": failures, "errors": errors, "skipped": 0}
     numbers = {name: str(count) for name, count in counts.items()}
-    suite = ElementTree.Element("testsuite", {"name": f"sweep {Path(sweep.folder).name}", **numbers})
+    suite = ElementTree.Element("testsuite", {"name": f"sweep {Path(sweep.place).name}", **numbers})
     for job in sweep.jobs:
         suite.append(_case(job, sweep))
     suites = ElementTree.Element("testsuites")
@@ -41,9 +39,9 @@ def sweep_junit(sweep: SweepReport) -> str:
 
 
 def _case(job: JobReport, sweep: SweepReport) -> ElementTree.Element:
-    wall_s = tables.wall_s(job)
+    wall_s = times.wall_s(job)
     seconds = {} if math.isnan(wall_s) else {"time": f"{wall_s:.3f}"}
-    name = _clean(f"{job.plan.job} {tables.run_name(job, sweep.jobs)}")
+    name = f"{job.plan.job} {tables.run_name(job, sweep.jobs)}"
     case = ElementTree.Element("testcase", {"classname": "job", "name": name, **seconds})
     check = _red(job)
     if check is not None:
@@ -52,7 +50,7 @@ def _case(job: JobReport, sweep: SweepReport) -> ElementTree.Element:
         _problem(case, "error", job.result.account, _trace(job))
     elif said := failed_launches(job):
         _problem(case, "error", said, said)
-    ElementTree.SubElement(case, "system-out").text = _clean(f"{job.folder}\n{tables.verified_cell(job)}")
+    ElementTree.SubElement(case, "system-out").text = f"{visible(job.folder)}\n{tables.verified_cell(job)}"
     return case
 
 
@@ -62,13 +60,9 @@ def _red(job: JobReport) -> Check | None:
 
 
 def _problem(case: ElementTree.Element, kind: str, message: str, text: str) -> None:
-    ElementTree.SubElement(case, kind, {"message": _clean(message), "type": kind}).text = _clean(text)
+    ElementTree.SubElement(case, kind, {"message": message, "type": kind}).text = text
 
 
 def _trace(job: JobReport) -> str:
     found = [rank.failure.traceback for rank in job.result.ranks if rank.rank == job.result.failed_rank and rank.failure]
     return found[0] if found else job.result.account
-
-
-def _clean(text: str) -> str:
-    return NOT_XML.sub("?", text)

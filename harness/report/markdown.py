@@ -26,7 +26,7 @@ class Markdown:
 
 def sweep_markdown(sweep: SweepReport) -> str:
     """Return the report of a sweep in Markdown."""
-    parts = [f"# {Path(sweep.folder).parent.name} {Path(sweep.folder).name}".strip(), summary(sweep)]
+    parts = [f"# {sweep.name}", summary(sweep)]
     parts.append(table_markdown(tables.any_table(sweep)))
     bandwidth = bandwidth_table(sweep)
     parts += ["## All-reduce by message size", table_markdown(bandwidth)] if bandwidth else []

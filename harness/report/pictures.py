@@ -7,13 +7,13 @@ reads these files.
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.report.sweep.sweep_report import SweepReport
-from harness.run.folder import write_json
+from harness.run.folder import read_json, write_json
+from harness.run.visible import visible
 
 FOLDER = "pictures"
 
@@ -67,7 +67,7 @@ def read_pictures(sweep: Path) -> list[Picture]:
     folder = sweep / FOLDER
     if not (folder / "index.json").exists():
         return []
-    entries = json.loads((folder / "index.json").read_text())
+    entries = visible(read_json(folder / "index.json"))
     found = [
         Picture(e["name"], e["title"], e["alt"], folder / f"{e['name']}.svg", folder / f"{e['name']}.png") for e in entries
     ]

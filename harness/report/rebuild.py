@@ -20,6 +20,7 @@ from harness.report.sweep.folder import find_sweeps, read_audit, read_sweep
 from harness.report.sweep.sweep_report import SweepReport
 from harness.report.terminal import Terminal, shown
 from harness.run.folder import RunDir
+from harness.run.visible import visible
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if baseline is not None and all(_is_within(folder, baseline) for folder in folders):
             raise NotComparable(f"{asked.baseline} would be held against itself: --baseline takes the folder of another sweep.")
     except HarnessError as error:
-        print(error, file=sys.stderr)
+        print(visible(str(error)), file=sys.stderr)
         return 1
     # Of several sweeps the baseline may be one.
     held = [(folder, None if baseline is not None and _is_within(folder, baseline) else baseline) for folder in folders]
@@ -52,7 +53,7 @@ def _hold(folder: Path, baseline: SweepReport | None, table_only: bool) -> bool:
         if baseline is not None:
             _hold_against(baseline, sweep)
     except HarnessError as error:
-        print(error, file=sys.stderr)
+        print(visible(str(error)), file=sys.stderr)
         return False
     return all(tables.is_well(job) for job in sweep.jobs)
 

@@ -22,6 +22,7 @@ import harness
 from harness.errors import ConfigError
 from harness.report.reporter import make
 from harness.report.sweep.folder import SweepDir
+from harness.run.visible import visible
 
 DEFAULT = Path(harness.__file__).parents[1] / "conf" / "report" / "default.yaml"
 """Reporters of a sweep whose folder tells nothing of them: an older one, or one of somebody else's app."""
@@ -35,7 +36,7 @@ def recorded_reporters(folder: Path) -> dict[str, Any]:
             if (reporter := _made_again(name, node, folder)) is not None:
                 made[name] = reporter
         except ConfigError as error:
-            print(f"{error} The other reports are made.", file=sys.stderr)
+            print(f"{visible(str(error))} The other reports are made.", file=sys.stderr)
     return made
 
 

@@ -33,6 +33,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.report.sweep.sweep_report import SweepReport
+from harness.run.visible import visible
 
 if TYPE_CHECKING:
     from harness.run.job import Job
@@ -86,15 +87,16 @@ class Reporters:
 
     def begin(self, folder: str, jobs: Sequence[Job]) -> None:
         """See :class:`Reporter`."""
-        self._tell("begin", folder, jobs)
+        self._tell("begin", folder, visible(jobs))
 
     def started(self, job: Job) -> None:
         """See :class:`Reporter`."""
-        self._tell("started", job)
+        self._tell("started", visible(job))
 
     def event(self, rank: int, event: Mapping[str, Any]) -> None:
         """See :class:`Reporter`."""
-        self._tell("event", rank, event)
+        # What a rank logs is shown as it says it, as what rank 0 prints is.
+        self._tell("event", rank, event if event["event"] == "log" else visible(event))
 
     def output(self, line: str) -> None:
         """See :class:`Reporter`."""
@@ -102,7 +104,7 @@ class Reporters:
 
     def ended(self, job: Job, result: RunResult) -> None:
         """See :class:`Reporter`."""
-        self._tell("ended", job, result)
+        self._tell("ended", visible(job), visible(result))
 
     def report(self, sweep: SweepReport) -> None:
         """See :class:`Reporter`. The terminal comes last, as it says what the others wrote."""
@@ -126,7 +128,8 @@ class Reporters:
             told(*arguments)
         except Exception as error:  # a report must not cost the training that it reports
             del self._reporters[name]
-            print(f"report.reporters.{name} failed and is left out: {type(error).__name__}: {error}", file=sys.stderr)
+            message = f"report.reporters.{name} failed and is left out: {type(error).__name__}: {error}"
+            print(visible(message), file=sys.stderr)
 
 
 def make(name: str, node: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ that of its record, counted from 0; its time is when the slowest rank ended it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -25,10 +26,11 @@ from harness.report.logged import Logged
 from harness.report.markdown import failed_checks, table_markdown
 from harness.report.pictures import read_pictures
 from harness.report.sweep import table as tables
+from harness.report.sweep import times
 from harness.report.sweep.checks_table import check_tables
 from harness.report.sweep.sweep_report import JobReport, SweepReport
 from harness.report.sweep.table import Labelled
-from harness.run.record import RunResult, Step, ratio
+from harness.run.record import RunResult, Step, ratio, samples_of
 
 if TYPE_CHECKING:
     from harness.run.job import Job
@@ -124,7 +126,7 @@ class _JobEvents:
         values = {
             "loss/train": ratio(sum(part["loss_sum"] for part in parts), sum(part["count"] for part in parts)),
             "perf/step_ms": seconds * 1e3,
-            "perf/samples_per_s": ratio(self._train.global_batch_size, seconds),
+            "perf/samples_per_s": ratio(samples_of((p.get("samples") for p in parts), self._train.global_batch_size), seconds),
             "lr": parts[0]["lr"],
         }
         for name, tag in RECORDED_ONLY.items():
@@ -208,8 +210,8 @@ def overlay_tag(name: str, tag: str) -> str:
 def hparams(job: Labelled) -> dict[str, Value]:
     """Return all settings of a job as HParams shows them: nested ones by dotted names, lists and None as text."""
     assert job.plan.train is not None
-    train = {name: getattr(job.plan.train, name) for name in vars(job.plan.train)}
-    planned = {**train, "backend": job.plan.backend, "threads": job.plan.threads, "device": job.plan.device}
+    started = {"backend": job.plan.backend, "threads": job.plan.threads, "device": job.plan.device}
+    planned = {**dataclasses.asdict(job.plan.train), **started}
     typed = {name: _number_or_text(text) for name, text in tables.settings(job).items() if name not in planned}
     return {name: _value(value) for name, value in tables.flattened({**typed, **planned}) if name not in NOT_SHOWN}
 
@@ -233,9 +235,9 @@ def final_metrics(job: JobReport) -> dict[str, float]:
     """Return what a job came to, without what is not known; HParams shows the first five metrics by name."""
     losses = job.result.losses()
     found = {
-        "final/first_step_s": tables.typical_first_step_s(job),
-        "final/step_ms": tables.step_s(job) * 1e3,
-        "final/samples_per_s": tables.samples_per_s(job),
+        "final/first_step_s": times.typical_first_step_s(job),
+        "final/step_ms": times.step_s(job) * 1e3,
+        "final/samples_per_s": times.samples_per_s(job),
         "final/loss": losses[-1] if losses else math.nan,
     }
     return {name: value for name, value in found.items() if not math.isnan(value)}

@@ -20,7 +20,8 @@ from harness.report.sweep.notes import failures, notes
 from harness.report.sweep.sweep_report import JobReport, SweepReport
 from harness.report.sweep.text import Line, both_ends, flow, paragraph, table_lines
 from harness.run.launch_methods import traits_of
-from harness.run.record import ratio
+from harness.run.record import ratio, samples_of
+from harness.run.visible import visible
 
 if TYPE_CHECKING:
     from harness.run.job import Job
@@ -85,7 +86,7 @@ class Terminal:
             name = f"job {job.plan.job} " if len(self._jobs) > 1 else ""
             style = STYLES["failed"] if failed else STYLES["note"]
             for line in traceback_of_another(result):
-                self._errors.print(Text.from_ansi(line), soft_wrap=True)
+                self._errors.print(Text(line), soft_wrap=True)
             self._print(self._errors, f"{name}{'failed' if failed else 'note'}: {result.account}", style)
 
     def close(self) -> None:
@@ -206,7 +207,7 @@ def _log_dir(folder: str) -> str:
 def shown(path: str | os.PathLike[str]) -> str:
     """Return a path as short as it can be typed from here."""
     relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative
+    return visible(str(path) if relative.startswith("..") else relative)
 
 
 class _Progress:
@@ -222,7 +223,7 @@ class _Progress:
         self._last = -1
         self._held: list[Mapping[str, Any]] = []
         self._logged = Logged()
-        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
         # An inline rank shares this terminal, perhaps with a debugger in it.
         self._bar = (
             _Bar(console, self._total) if console.is_terminal and not traits_of(job.plan.method).shows_own_output else None
@@ -256,10 +257,11 @@ class _Progress:
 
     def _step(self, parts: Sequence[Mapping[str, Any]]) -> None:
         done = parts[0]["step"] + 1
-        self._recent.append(max(part["seconds"] for part in parts))
+        samples = samples_of((part.get("samples") for part in parts), self._train.global_batch_size)
+        self._recent.append((samples, max(part["seconds"] for part in parts)))
         mean = ratio(sum(part["loss_sum"] for part in parts), sum(part["count"] for part in parts))
         loss = f"{mean:.4f}{', left out' if any(part.get('skipped') for part in parts) else ''}"
-        rate = tables.grouped(ratio(self._train.global_batch_size * len(self._recent), sum(self._recent)))
+        rate = tables.grouped(ratio(sum(count for count, _ in self._recent), sum(seconds for _, seconds in self._recent)))
         if self._bar is not None:
             self._bar.show(done, self._total, loss, rate)
         elif done % self._train.log_every == 0 or done == self._total:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from harness.run.json_text import from_json_text, json_text
 
 TRIALS = "trials"
 """Folder, inside a job's, of the launches that were made to compare launchers."""
@@ -181,7 +182,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                yield from_json_text(line)
 
 
 def read_value(run: RunDir, rank: int = 0) -> Any:
@@ -212,5 +213,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as JSON, whole; NaN and infinity keep their JavaScript names, as Python's ``json`` reads them."""
-    write_whole(path, json.dumps(content, indent=1) + "\n")
+    """Write ``content`` as JSON, whole."""
+    write_whole(path, json_text(content, indent=1) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Return what :func:`write_json` wrote."""
+    return from_json_text(path.read_text())

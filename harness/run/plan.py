@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 from harness.errors import WORDS
 from harness.run import faults
-from harness.run.folder import RunDir, write_json
+from harness.run.folder import RunDir, read_json, write_json
 from harness.run.record import FORMAT, check_format
 from harness.run.setting import MISSING, out_of_bounds, setting
 
@@ -275,7 +274,7 @@ class RunPlan:
         Raises:
             NotComparable: A newer harness has written it.
         """
-        data = json.loads(run.plan.read_text())
+        data = read_json(run.plan)
         check_format(data, run.plan)
         del data["format"]
         task = dict(data.pop("task"))

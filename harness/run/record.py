@@ -28,6 +28,7 @@ class Step:
         skipped: True where the step was left out on all ranks, because a loss was not finite.
         compute_s: Forward and backward of this rank alone, as DDP measures it; None where it does not.
         comm_exposed_s: Time of the reduction that the backward did not hide; None where DDP does not measure it.
+        samples: Number of this rank's samples in it; None in records of before it was counted.
         delay_s: Part of ``seconds`` in which the rank was ready and the kernel gave the core to others; None if not counted.
     """
 
@@ -41,6 +42,7 @@ class Step:
     delay_s: float | None = None
     compute_s: float | None = None
     comm_exposed_s: float | None = None
+    samples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,11 @@ class RunResult:
         """Return the time of each step in seconds: the slowest rank's."""
         return [max(s.seconds for s in parts) for parts in zip(*(rank.steps for rank in self.ranks), strict=False)]
 
+    def step_samples(self, nominal: int) -> list[int]:
+        """Return how many samples each step trained over all ranks; ``nominal`` where that was not recorded."""
+        steps = zip(*(rank.steps for rank in self.ranks), strict=False)
+        return [samples_of((step.samples for step in parts), nominal) for parts in steps]
+
     def first_step_s(self) -> float | None:
         """Return the time from the call to the end of the first step on all ranks, in seconds; None without one."""
         if not self.ranks or any(not rank.steps for rank in self.ranks):
@@ -217,6 +224,15 @@ class RunResult:
 def joined(digests: Mapping[str, str]) -> str:
     """Return one digest for named ones: the first 16 hexadecimal digits of SHA-256 over ``name:digest;``, in their order."""
     return hashlib.sha256("".join(f"{name}:{digest};" for name, digest in digests.items()).encode()).hexdigest()[:16]
+
+
+def samples_of(parts: Iterable[int | None], nominal: int) -> int:
+    """Return the samples of one step over all ranks; ``nominal``, the global batch size, where a rank did not record its own.
+
+    The last batch of an epoch is smaller than the others, and a recipe's own batches are as it likes.
+    """
+    counts = [count for count in parts if count is not None]
+    return sum(counts) or nominal
 
 
 def ratio(total: float, count: float) -> float:

@@ -18,7 +18,9 @@ from typing import Any
 
 from harness.errors import BackendUnavailable, ConfigError, HarnessError, Mismatch
 from harness.run.folder import write_whole
+from harness.run.json_text import json_text
 from harness.run.record import FORMAT, Evaluation, Failure, Step
+from harness.run.visible import visible
 
 _COLLECTIVE = re.compile(r"Connection (closed|reset) by peer|gloo|NCCL|Timed out waiting|Socket Timeout|store", re.IGNORECASE)
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -48,7 +50,7 @@ class Recorder:
 
     def event(self, kind: str, /, **body: Any) -> None:
         """Append one event."""
-        os.write(self._file, json.dumps({"event": kind, **body}).encode() + b"\n")
+        os.write(self._file, json_text({"event": kind, **body}).encode() + b"\n")
 
     def start(self, pid: int, entered: float) -> None:
         """Record that this rank's code runs; ``entered`` is CLOCK_MONOTONIC in seconds."""
@@ -129,21 +131,21 @@ def _traceback_of(error: BaseException) -> str:
     if isinstance(error, HarnessError):
         return f"{type(error).__name__}: {_text_of(error)}"
     lines = traceback.format_exception(type(error), error, _from_users_code(error.__traceback__))
-    return _printable("".join(lines), TRACEBACK_LENGTH)
+    return _shortened("".join(lines), TRACEBACK_LENGTH)
 
 
 def _text_of(error: BaseException) -> str:
     try:
-        return _printable(str(error), MESSAGE_LENGTH)
+        return _shortened(str(error), MESSAGE_LENGTH)
     except Exception as broken:
         return f"(its text cannot be had: {type(broken).__name__})"
 
 
-def _printable(text: str, length: int) -> str:
-    """Return text that any file takes, cut in the middle where it is very long."""
+def _shortened(text: str, length: int) -> str:
+    """Return text that can be shown, cut in the middle where it is very long."""
     if len(text) > length:
         text = f"{text[: length // 2]}\n... ({len(text)} characters in all) ...\n{text[-length // 2 :]}"
-    return text.encode("utf-8", "backslashreplace").decode()
+    return visible(text)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -109,8 +109,10 @@ class Loop:
         delay = None if waited is None else (self._meter.run_delay_s() or 0.0) - waited
         self._last = last
         times = self._trainer.strategy.step_times()
-        spent = (times.compute_s, times.comm_exposed_s) if times else (None, None)
-        self._rank.record.step(Step(number, last.loss_sum, last.count, lr, end - begin, end, last.skipped, delay, *spent))
+        compute_s, exposed_s = (times.compute_s, times.comm_exposed_s) if times else (None, None)
+        samples = sum(size for size, _ in loaded)
+        step = Step(number, last.loss_sum, last.count, lr, end - begin, end, last.skipped, delay, compute_s, exposed_s, samples)
+        self._rank.record.step(step)
 
     def _mark(self, taken: int, last: bool) -> None:
         """Mark the ends of the first step, the warm-up and the last step, with what the kernel has counted by then."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.compare.correctness.evidence import Mathematics, Schedule, StepEvidence
+from harness.run.folder import read_json
 from harness.training.digest import Digests
 from harness.verify.reference.evaluation import Metrics
 
@@ -24,7 +24,7 @@ class SharedEvidence:
     @classmethod
     def read(cls, path: str | None) -> SharedEvidence:
         """Return the evidence at ``path``; an empty one where there is none."""
-        return cls(json.loads(Path(path).read_text())) if path is not None and Path(path).exists() else cls()
+        return cls(read_json(Path(path))) if path is not None and Path(path).exists() else cls()
 
     def has_birth(self, birth: list[Digests]) -> bool:
         """Return whether that run began in the same bits."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,18 +10,17 @@ from matplotlib.patches import Patch
 
 from harness.compare.performance import stats
 from harness.compare.performance.phases import Phase
-from harness.compare.plans import OBSERVING
 from harness.report.figures.grids import checks_grid, fault_matrix
-from harness.report.figures.theme import BLUE, GREY, ORANGE, RED, SKY, Drawing, figure, line, shorten, styled
-from harness.report.figures.timeline import of_server, oversubscribed, thinned, typical_start_up
+from harness.report.figures.scaling import scaling
+from harness.report.figures.series import MOST_LINES, named, shown_of, trained
+from harness.report.figures.theme import BLUE, GREY, ORANGE, RED, SKY, Drawing, figure, line, styled
+from harness.report.figures.timeline import of_server, thinned, typical_start_up
 from harness.report.sweep import table as tables
+from harness.report.sweep import times
 from harness.report.sweep.sweep_report import JobReport, SweepReport
 
 MOST_ROWS = 40
 """A picture with a row per job shows so many of them; the table has all."""
-MOST_LINES = 8
-NAME = 12
-"""Letters of a setting's name in a label."""
 MOST_POINTS = 400
 TIMELINE_JOBS = 6
 TIMELINE_STEPS = 25
@@ -40,24 +36,6 @@ def drawings(sweep: SweepReport) -> list[Drawing]:
     draw = (loss_curves, start_up, step_times, scaling, time_line, checks_grid, fault_matrix)
     with styled():
         return [drawing for make in draw if (drawing := make(sweep)) is not None]
-
-
-def trained(sweep: SweepReport) -> list[JobReport]:
-    """Return the jobs that took a step."""
-    return [job for job in sweep.jobs if job.plan.train is not None and job.result.losses()]
-
-
-def named(job: JobReport, sweep: SweepReport) -> str:
-    """Return a job's number and what the sweep varied in it."""
-    values = tables.settings(job)
-    varied = [name for name in tables.swept(sweep.jobs) if len({tables.settings(j).get(name) for j in sweep.jobs}) > 1]
-    said = [values[n] if n == "launcher" else f"{shorten(n, NAME)} {values[n]}" for n in varied if n in values]
-    return shorten(f"{job.plan.job}: {', '.join(said)}" if said else f"job {job.plan.job}")
-
-
-def shown_of(jobs: Sequence[JobReport], most: int) -> tuple[list[JobReport], str]:
-    """Return the first ``most`` jobs, and a remark where that is not all."""
-    return list(jobs[:most]), f" (first {most} of {len(jobs)} jobs)" if len(jobs) > most else ""
 
 
 # Loss
@@ -103,7 +81,7 @@ def start_up(sweep: SweepReport) -> Drawing | None:
     groups: dict[str, list[JobReport]] = {}
     for job in trained(sweep):
         ranks = f"{job.plan.nprocs} rank{'s' if job.plan.nprocs > 1 else ''}"
-        groups.setdefault(f"{tables.settings(job)['launcher']}, {ranks}", []).extend(tables.starts(job))
+        groups.setdefault(f"{tables.settings(job)['launcher']}, {ranks}", []).extend(times.starts(job))
     stacks = {name: phases for name, jobs in groups.items() if (phases := typical_start_up(jobs))}
     if not stacks:
         return None
@@ -170,39 +148,39 @@ def step_times(sweep: SweepReport) -> Drawing | None:
     compared = any(job.speed is not None and job.speed.ratio is not None for job in jobs)
     side_by_side = {"width_ratios": [3, 2], "sharey": True} if compared else {}
     made, axes = figure(1.3 + 0.32 * len(jobs), 2 if compared else 1, **side_by_side)
-    factor, unit = tables.unit_of_time([tables.step_s(job) for job in jobs])
+    factor, unit = tables.unit_of_time([times.step_s(job) for job in jobs])
     for row, job in enumerate(jobs):
         _distribution(axes[0], row, [seconds * factor for seconds in _launched_steps(job)])
-    axes[0].set_yticks(range(len(jobs)), [f"{named(job, sweep)}{tables.mark(job)}" for job in jobs])
+    axes[0].set_yticks(range(len(jobs)), [f"{named(job, sweep)}{times.mark(job)}" for job in jobs])
     axes[0].set_ylim(len(jobs) - 0.4, -0.6)
     axes[0].grid(axis="y", visible=False)
-    doubted = "\n!: disturbed, or too short to tell" if any(map(tables.mark, jobs)) else ""
+    doubted = "\n!: disturbed, or too short to tell" if any(map(times.mark, jobs)) else ""
     legend = f"(line 5-95 %, bar quartiles, tick median){doubted}"
     axes[0].set(xlabel=f"{unit} per step, slowest rank\n{legend}", title=f"Step time{remark}")
     _stretch(axes[0], [t * factor for job in jobs for t in _launched_steps(job)])
     if compared:
         _ratios(axes[1], jobs)
-    medians = [f"job {job.plan.job}: {tables.step_s(job) * factor:.3g} {unit}" for job in jobs[:10]]
+    medians = [f"job {job.plan.job}: {times.step_s(job) * factor:.3g} {unit}" for job in jobs[:10]]
     return Drawing("step-times", "Step times", f"Distributions of the step times. Medians: {'; '.join(medians)}.", made)
 
 
 def _launched_steps(job: JobReport) -> list[float]:
     """Return the measured steps of all launches that the table's number is of."""
-    return [seconds for one in tables.launches(job) for seconds in tables.step_times(one)]
+    return [seconds for one in times.launches(job) for seconds in times.step_times(one)]
 
 
-def _distribution(axes: Axes, row: int, times: Sequence[float]) -> None:
-    low, first, centre, third, high = (stats.quantile(times, p) for p in (0.05, 0.25, 0.5, 0.75, 0.95))
-    chosen = [times[i] for i in thinned(len(times), 60)]
+def _distribution(axes: Axes, row: int, seconds: Sequence[float]) -> None:
+    low, first, centre, third, high = (stats.quantile(seconds, p) for p in (0.05, 0.25, 0.5, 0.75, 0.95))
+    chosen = [seconds[i] for i in thinned(len(seconds), 60)]
     axes.plot(chosen, [row + 0.26] * len(chosen), "|", color=GREY, markersize=4, alpha=0.6)
     axes.plot([low, high], [row, row], color=BLUE, linewidth=1.2)
     axes.plot([first, third], [row, row], color=BLUE, linewidth=7, alpha=0.55, solid_capstyle="butt")
     axes.plot([centre], [row], "|", color=RED, markersize=13, markeredgewidth=2)
 
 
-def _stretch(axes: Axes, times: Sequence[float]) -> None:
+def _stretch(axes: Axes, seconds: Sequence[float]) -> None:
     """Use a logarithmic scale where jobs differ too much for one that starts at 0; leave rare, far outliers outside."""
-    low, high = stats.quantile(times, 0.02), stats.quantile(times, 0.98)
+    low, high = stats.quantile(seconds, 0.02), stats.quantile(seconds, 0.98)
     if low > 0 and high / low > 20:
         axes.set_xscale("log")
     else:
@@ -228,97 +206,6 @@ def _ratios(axes: Axes, jobs: Sequence[JobReport]) -> None:
     axes.grid(axis="y", visible=False)
     axes.set_xlim(left=0)
     axes.margins(x=0.25)
-
-
-# Scaling
-
-
-def scaling(sweep: SweepReport) -> Drawing | None:
-    """Draw samples per second by number of ranks with the ideal line, for fixed global and for fixed local batches."""
-    panels = {kind: found for kind in ("strong", "weak") if (found := _series(trained(sweep), kind))}
-    if not panels:
-        return None
-    made, all_axes = figure(3.6, len(panels))
-    crowded = False
-    for axes, (kind, series) in zip(all_axes, panels.items(), strict=True):
-        crowded |= _scaling_panel(axes, kind, series, sweep)
-    remark = " Hollow points are oversubscribed: more ranks than cores, so scaling is not defined." if crowded else ""
-    lines = [line for found in panels.values() for line in found.items()][:MOST_LINES]
-    said = [f"{name}: {', '.join(f'{n} ranks {rate:.0f}/s' for n, (rate, _) in points.items())}" for name, points in lines]
-    alt = f"Samples per second by number of ranks, with ideal lines. {'; '.join(said)}.{remark}"
-    return Drawing("scaling", "Scaling", alt, made)
-
-
-Points = dict[int, tuple[float, JobReport]]
-"""Number of ranks -> (samples per second, an example)."""
-
-NOT_OF_A_LINE = OBSERVING.union(
-    ("global_batch_size", "seed", "steps", "epochs", "eval_every", "checkpoint_every", "resume", "stop_after")
-)
-"""Settings that may differ within a line: of several jobs that differ in nothing else, the median is drawn."""
-
-
-def _series(jobs: Sequence[JobReport], kind: str) -> dict[str, Points]:
-    groups: dict[tuple[tuple[str, str], ...], dict[int, list[JobReport]]] = {}
-    for job in jobs:
-        groups.setdefault(tuple(_line_of(job, kind).items()), {}).setdefault(job.plan.nprocs, []).append(job)
-    lines = {key: by_ranks for key, by_ranks in groups.items() if len(by_ranks) > 1}
-    found = {}
-    for key, by_ranks in lines.items():
-        points = {n: (_median_rate(by_ranks[n]), by_ranks[n][0]) for n in sorted(by_ranks)}
-        if not any(math.isnan(rate) for rate, _ in points.values()):
-            found[_line_name(dict(key), [dict(other) for other in lines], points)] = points
-    return found
-
-
-def _line_of(job: JobReport, kind: str) -> dict[str, str]:
-    """Return the settings, as text, that the jobs of one line have in common."""
-    train = job.plan.train
-    assert train is not None
-    batch = train.global_batch_size if kind == "strong" else train.global_batch_size / job.plan.nprocs
-    chosen = tables.settings(job)
-    named = {"recipe": job.label.get("recipe", ""), "launcher": chosen["launcher"], "batch": f"{batch:g}"}
-    # threads=auto is the same choice for every number of ranks, though not the same number.
-    rest = {"threads": chosen.get("threads", "auto"), **dict(tables.flattened(dataclasses.asdict(train)))}
-    texts = {name: value if isinstance(value, str) else json.dumps(value, default=str) for name, value in rest.items()}
-    return named | {name: text for name, text in texts.items() if name not in NOT_OF_A_LINE}
-
-
-def _line_name(mine: Mapping[str, str], lines: Sequence[Mapping[str, str]], points: Points) -> str:
-    """Return recipe, launcher and batch, then whatever else tells a line from the others."""
-    differing = [name for name in mine if len({other.get(name) for other in lines}) > 1]
-    said = [f"{name}={mine[name]}" for name in differing if name not in ("recipe", "launcher", "batch")]
-    threads = {n: job.plan.threads for n, (_, job) in points.items()}
-    if len(set(threads.values())) > 1:
-        said.append(f"threads {' / '.join(map(str, threads.values()))}")
-    return ", ".join([f"{mine['recipe']} {mine['launcher']}".strip(), f"batch {mine['batch']}", *said])
-
-
-def _median_rate(jobs: Sequence[JobReport]) -> float:
-    return stats.median([tables.samples_per_s(job) for job in jobs])
-
-
-def _scaling_panel(axes: Axes, kind: str, series: Mapping[str, Points], sweep: SweepReport) -> bool:
-    crowded = False
-    for number, (name, points) in enumerate(list(series.items())[:MOST_LINES]):
-        look = line(number)
-        colour = look["color"]
-        ranks, rates = list(points), [rate for rate, _ in points.values()]
-        hollow = [oversubscribed(job, sweep.machine.get("cores", "")) for _, job in points.values()]
-        crowded |= any(hollow)
-        axes.plot(ranks, rates, **look, label=shorten(name, 60))
-        axes.plot([ranks[0], ranks[-1]], [rates[0], rates[0] * ranks[-1] / ranks[0]], ":", color=colour, linewidth=1, alpha=0.8)
-        for n, rate, is_hollow in zip(ranks, rates, hollow, strict=True):
-            axes.plot([n], [rate], "o", color=colour, fillstyle="none" if is_hollow else "full", markersize=7)
-    axes.set_xticks(sorted({n for points in series.values() for n in points}))
-    axes.set_ylim(bottom=0)
-    cores = sweep.machine.get("cores", "?")
-    note = f"\n(hollow: oversubscribed, more ranks than\n{cores} cores, scaling not defined)" if crowded else ""
-    batch = "global" if kind == "strong" else "local"
-    axes.set(xlabel=f"ranks (dotted: ideal){note}", ylabel="samples/s")
-    axes.set_title(f"{kind.capitalize()}: the {batch} batch stays")
-    axes.legend(loc="best")
-    return crowded
 
 
 # Time line

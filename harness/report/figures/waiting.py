@@ -9,7 +9,8 @@ from harness.compare.performance import stats
 from harness.compare.performance.bandwidth import Straggler, straggler
 from harness.report.sweep.bandwidth_table import UNITS
 from harness.report.sweep.sweep_report import JobReport
-from harness.report.sweep.table import grouped, step_times
+from harness.report.sweep.table import grouped
+from harness.report.sweep.times import step_times
 
 WORTH_SAYING = 1.2
 """A straggler index above it is said."""

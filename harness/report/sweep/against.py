@@ -12,6 +12,7 @@ from harness.compare.performance.verdict import PerformanceVerdict, compare
 from harness.compare.plans import OBSERVING
 from harness.errors import NotComparable
 from harness.report.sweep import table as tables
+from harness.report.sweep import times
 from harness.report.sweep.build import digests
 from harness.report.sweep.notes import disturbed, untold
 from harness.report.sweep.samples import launch_of, trials_of
@@ -61,7 +62,7 @@ def against(baseline: SweepReport, sweep: SweepReport) -> Against:
 
 
 def _has_steps(job: JobReport) -> bool:
-    return job.plan.train is not None and job.result.status == "ok" and bool(tables.step_times(job))
+    return job.plan.train is not None and job.result.status == "ok" and bool(times.step_times(job))
 
 
 def _conditions(job: JobReport) -> dict[str, Any]:
@@ -147,13 +148,13 @@ def against_table(comparison: Against, short: bool = False) -> Table:
     """Return a row for each pair."""
     jobs = [pair.job for pair in comparison.pairs]
     before = [pair.before for pair in comparison.pairs]
-    times = tables.step_cells([*before, *jobs])
+    cells = tables.step_cells([*before, *jobs])
     rows = []
     for number, pair in enumerate(comparison.pairs):
         values = tables.settings(pair.job)
         speed = tables.ratio_cell(pair.speed, short)
         named = (str(pair.job.plan.job), str(pair.before.plan.job), values["launcher"], values["nprocs"])
-        rows.append((*named, times[number], times[len(jobs) + number], speed, pair.arithmetic))
+        rows.append((*named, cells[number], cells[len(jobs) + number], speed, pair.arithmetic))
     columns = ("job", "before", "launcher", "nprocs", "step before", "step now", "speed", "arithmetic")
     numeric = (True, True, False, True, True, True, True, False)
     states = tuple("ok" for _ in rows)

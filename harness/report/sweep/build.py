@@ -16,18 +16,22 @@ from harness.report.figures.waiting import waiting_said
 from harness.report.sweep.samples import launch_of, launched_in_turn, trials_of, work
 from harness.report.sweep.scaling import scaling_sentences
 from harness.report.sweep.sweep_report import JobReport, SweepReport
-from harness.report.sweep.table import step_times
+from harness.report.sweep.times import step_times
 from harness.run.plan import RunPlan
 from harness.run.record import RankResult
+from harness.run.visible import visible
 
 
 def sweep_report(
     folder: str, jobs: Iterable[JobReport], machine: Mapping[str, str], clock_offset_s: float | None = None
 ) -> SweepReport:
-    """Return the report of a sweep; what a job says of itself already is kept."""
+    """Return the report of a sweep, with texts that can be shown; what a job says of itself already is kept."""
     done: list[JobReport] = []
+    machine = visible(machine)
     for job in sorted(jobs, key=lambda job: job.plan.job):
-        done.append(_compared(job, done, machine))
+        # Files are read and written below the folder as it is.
+        shown = dataclasses.replace(visible(job), folder=job.folder)
+        done.append(_compared(shown, done, machine))
     return SweepReport(folder, tuple(done), machine, clock_offset_s, remarks=_remarks(done, machine))
 
 

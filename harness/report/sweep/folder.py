@@ -29,9 +29,10 @@ from harness.errors import NotComparable
 from harness.report.sweep.build import sweep_report
 from harness.report.sweep.sweep_report import JobReport, SweepReport
 from harness.report.sweep.table import Labelled
-from harness.run.folder import RESUMING, TRIALS, RunDir, write_json
+from harness.run.folder import RESUMING, TRIALS, RunDir, read_json, write_json
 from harness.run.plan import RunPlan, TrainPlan
 from harness.run.record import FORMAT, RankResult, RunResult, check_format, run_result_from_json
+from harness.run.visible import visible
 
 _INSIDE = {TRIALS, RESUMING}
 """Folders of runs that belong to a job."""
@@ -87,7 +88,7 @@ def _read_record(path: Path) -> Any:
     Raises:
         NotComparable: A newer harness has written it.
     """
-    data = json.loads(path.read_text())
+    data = read_json(path)
     check_format(data, path)
     return data
 
@@ -176,7 +177,7 @@ def _with_faults(sweep: SweepReport) -> SweepReport:
 
 def read_audit(run: RunDir) -> dict[str, Any] | None:
     """Return what an audit has left in a run's folder; None without one."""
-    return dict(_read_record(run.audit)) if run.audit.exists() else None
+    return visible(dict(_read_record(run.audit))) if run.audit.exists() else None
 
 
 def _read_job(folder: Path, entry: Mapping[str, Any]) -> JobReport:

@@ -15,7 +15,8 @@ from harness.report.sweep.bandwidth_table import crowded_bandwidth
 from harness.report.sweep.build import may_pair
 from harness.report.sweep.checks_table import place
 from harness.report.sweep.sweep_report import JobReport, SweepReport
-from harness.report.sweep.table import launches, mark, ranges, state, step_times
+from harness.report.sweep.table import ranges, state
+from harness.report.sweep.times import launches, mark, step_times
 from harness.report.trace import trace_of
 
 MOST_REMARKS = 12

@@ -12,7 +12,7 @@ from harness.compare.performance.launches import OTHERS_LIMIT, SHORTEST_WINDOW_S
 from harness.compare.performance.phases import PROOF, phases
 from harness.report.figures.timeline import marks_of
 from harness.report.sweep.sweep_report import JobReport
-from harness.report.sweep.table import first_step_s, step_times
+from harness.report.sweep.times import first_step_s, step_times
 from harness.run.record import RankResult
 
 NOT_THE_WORK = frozenset(

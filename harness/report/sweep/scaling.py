@@ -10,7 +10,8 @@ from harness.compare.performance.scaling import scaling
 from harness.errors import NotComparable
 from harness.report.sweep.samples import launch_of, launched_in_turn, trials_of, work
 from harness.report.sweep.sweep_report import JobReport
-from harness.report.sweep.table import settings, step_times
+from harness.report.sweep.table import settings
+from harness.report.sweep.times import step_times
 
 
 def scaling_sentences(jobs: Sequence[JobReport], machine: Mapping[str, str]) -> Iterator[tuple[int, str]]:

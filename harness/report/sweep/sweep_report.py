@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from harness.compare.correctness.verdict import Verdict
 from harness.compare.performance.resolution import Resolution
 from harness.compare.performance.verdict import PerformanceVerdict
 from harness.run.plan import RunPlan
 from harness.run.record import RunResult
+from harness.run.visible import visible
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,14 @@ class SweepReport:
     clock_offset_s: float | None = None
     faults: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     remarks: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """The folder as it can be shown."""
+        return visible(self.folder)
+
+    @property
+    def name(self) -> str:
+        """The last two parts of the folder, ``DAY TIME``, as they can be shown."""
+        path = Path(self.place)
+        return f"{path.parent.name} {path.name}".strip()
