@@ -25,7 +25,7 @@ from harness.errors import HarnessError
 from harness.launchers import registry
 from harness.launchers.signals import Interrupted
 from harness.launchers.temp_dir import TempDir
-from harness.run.environment import cgroup_quota, loopback_interface, usable_cores, wanted_threads
+from harness.run.environment import cgroup_quota, loopback_interface, require_loopback, usable_cores, wanted_threads
 from harness.run.folder import RunDir, write_whole
 from harness.run.placement import Machine, place
 from harness.run.plan import RunPlan, Task
@@ -134,13 +134,9 @@ def _name_finding() -> Finding:
 def _loopback_finding() -> Finding:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", loopback_interface())
     try:
-        with socket.socket() as server, socket.socket() as client:
-            server.bind(("127.0.0.1", 0))
-            server.listen(1)
-            client.settimeout(5)
-            client.connect(server.getsockname())
-    except OSError as error:
-        return Finding("loopback", False, f"127.0.0.1 cannot be used: {error.strerror}. Bring the interface lo up")
+        require_loopback()
+    except HarnessError as error:
+        return Finding("loopback", False, str(error).removesuffix("."))
     return Finding("loopback", True, f"127.0.0.1 works; gloo uses the interface {interface}", {"interface": interface})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,6 +106,39 @@ def test_sentences(end: End, sentence: str, code: int | None, number: int | None
     assert result.account.startswith(sentence) and "Rank 0 was stopped. " in result.account
     assert (result.failed_rank, result.exit_code, result.signal) == (1, code, number)
     assert result.account.endswith("out/rank-1.log")
+
+
+STEPS = (Step(46, 1.0, 1.0, 0.1, 0.1, 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("promised", "status", "steps", "how_far"),
+    [
+        (100, "exit", STEPS, " after step 47 of 100"),
+        (100, "unfinished", STEPS, " after step 47 of 100"),
+        (100, "exit", (), " before step 1 of 100"),
+        # Epochs, of which the data tell the number of steps.
+        (0, "exit", STEPS, " after step 47 of 60"),
+        (0, "exit", (), " before step 1 of 60"),
+    ],
+)
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_status_0_before_the_promised_steps_is_a_failure(
+    promised: int, status: str, steps: tuple[Step, ...], how_far: str, nprocs: int
+) -> None:
+    ranks = [RankResult(rank, status=status, steps=steps, facts={"num_steps": 60}, t_end=5.0) for rank in range(nprocs)]
+    ends = [End(rank, 0, 5.0, num_steps=promised) for rank in ranks]
+    if status == "exit":
+        # Its process may have been stopped once its end was read.
+        ends[-1] = replace(ends[-1], returncode=-15, stopped=True)
+    result = said(*ends)
+    assert (result.status, result.failed_rank, result.exit_code) == ("failed", 0, 1)
+    assert result.message.startswith(f"rank 0 of {nprocs} exited with status 0{how_far}, before its task was done")
+    assert ("Rank 1 failed in the same way." in result.message) == (nprocs == 2)
+
+
+def test_status_0_is_a_success_where_no_steps_are_promised() -> None:
+    assert said(died(0, 0, status="exit")).status == "ok"
 
 
 def test_ranks_that_went_with_the_process_they_were_forked_from() -> None:

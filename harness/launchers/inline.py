@@ -6,11 +6,12 @@ import dataclasses
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from harness.launchers.base import Process, rank_environment
 from harness.launchers.signals import interruptible
@@ -91,7 +92,8 @@ def _as_rank(environment: Mapping[str, str], threads: int) -> Iterator[None]:
     withdraw = set_threads(threads)
     untie = children_die_with_this_process()
     try:
-        yield
+        with _ends_the_rank_alone():
+            yield
     finally:
         untie()
         withdraw()
@@ -102,6 +104,24 @@ def _as_rank(environment: Mapping[str, str], threads: int) -> Iterator[None]:
         os.chdir(cwd)
         sys.path[:], sys.argv[:] = path, argv
         logging.setLogRecordFactory(make_log_record)
+
+
+@contextmanager
+def _ends_the_rank_alone() -> Iterator[None]:
+    """Have ``os._exit`` end the rank in place of this process, whose status 0 would pass for the success of every job."""
+    end_process, owner = os._exit, (os.getpid(), threading.get_ident())
+
+    def end_rank(status: int) -> NoReturn:
+        if (os.getpid(), threading.get_ident()) == owner:
+            raise SystemExit(status)
+        # A child of the rank ends as it wants; another thread cannot raise here.
+        end_process(status if os.getpid() != owner[0] else status or 1)
+
+    os._exit = end_rank
+    try:
+        yield
+    finally:
+        os._exit = end_process
 
 
 class _Tee:

@@ -109,10 +109,11 @@ class Ranks:
     def _end_of(self, state: RankState) -> End:
         result = RankResult.from_events(state.rank, self._run.events(state.rank))
         ending = state.ending
+        num_steps = (self._plan.train.steps or 0) if self._plan.train else None
         if ending is None:
-            return End(result, None, stopped=state.is_stopped)
+            return End(result, None, stopped=state.is_stopped, num_steps=num_steps)
         stopped = state.is_stopped or self._was_stopped_by_agent(ending)
-        return End(result, ending.code, ending.t, stopped, ending.server)
+        return End(result, ending.code, ending.t, stopped, ending.server, num_steps)
 
     def _was_stopped_by_agent(self, ending: Ending) -> bool:
         """Return True where the agent had a rank to stop the others for, before the supervisor had heard of it."""

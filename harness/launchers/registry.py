@@ -6,6 +6,7 @@ import atexit
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -92,9 +93,18 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-@atexit.register
 def close_all() -> None:
     """End what launchers keep alive."""
     for running in _launchers.values():
         running.close()
     _launchers.clear()
+
+
+def _close_at_exit() -> None:
+    """End what launchers keep alive, whatever a second Ctrl-C says meanwhile: this process ends in any case."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    close_all()
+
+
+atexit.register(_close_at_exit)

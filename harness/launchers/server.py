@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from harness.launchers.local import pidfd_of, signal_group
 from harness.rank.importing import uncollected
+from harness.rank.lifetime import die_with_parent, outlive_parent
 from harness.run.environment import PARENT
 
 PRELOAD = (
@@ -134,9 +135,13 @@ def main(descriptor: int, parent: int) -> None:
     """Import, then serve."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+    # Nobody listens to the socket while torch is imported: until then the kernel watches the parent.
+    die_with_parent(parent)
     with uncollected():
         for module in PRELOAD:
             importlib.import_module(module)
+    # It would also come at the end of the thread that started this process, whose run may be over by now.
+    outlive_parent()
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
     gc.collect()
     gc.freeze()

@@ -21,7 +21,7 @@ from typing import Any
 from harness.errors import HarnessError
 from harness.launchers.base import Process, module_command, rank_environment, start_each
 from harness.launchers.launch import LaunchLauncher
-from harness.launchers.local import LocalProcess, has_ended, signal_group
+from harness.launchers.local import LocalProcess, has_ended, idle_threads, signal_group
 from harness.launchers.signals import ENDING, raise_if_interrupted
 from harness.run.environment import PARENT, THREAD_VARIABLES, import_path, without_stale
 from harness.run.folder import RunDir
@@ -125,7 +125,8 @@ class WarmServer:
             self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
         try:
-            self._child.wait(timeout=0.2 if not self._ready else 5)
+            # One that is not ready has no ranks, and does not listen.
+            self._child.wait(timeout=5 if self._ready else 0)
         except subprocess.TimeoutExpired:
             signal_group(self._child.pid, signal.SIGKILL)
             self._child.wait()
@@ -277,7 +278,7 @@ class SpawnLauncher:
             return LaunchLauncher().start(run, plan, environment)
         environments = [rank_environment(environment, rank, plan.nprocs) for rank in range(plan.nprocs)]
         if plan.start_method == "fork":
-            _require_one_thread(threading.active_count())
+            _require_one_thread(threading.active_count() - idle_threads())
             return start_each(partial(ForkedProcess, run, env, rank) for rank, env in enumerate(environments))
         server = self.warm(plan.settings)
         pids = server.start([{"run": str(run.path), "env": env} for env in environments])

@@ -16,6 +16,7 @@ from harness.launchers.signals import Interrupted, SignalTrap
 from harness.launchers.stacks import absent_ranks
 from harness.launchers.tail import Tail
 from harness.launchers.temp_dir import TempDir
+from harness.run.environment import require_loopback
 from harness.run.folder import RunDir
 from harness.run.launch_methods import traits_of
 from harness.run.outcome import first_to_fall, judge, listed
@@ -43,6 +44,7 @@ class Supervisor:
         self._settle: float | None = None
         self._absent: Sequence[int] = ()
         self._stranding: failure.Stranding | None = None
+        self._was_torn_down = False
         self.notes: list[str] = []
 
     def watch(self, start: Callable[[], Sequence[Process]], timeout: float | None = None) -> RunResult | None:
@@ -82,6 +84,8 @@ class Supervisor:
         return RunResult("failed", ranks, message, exit_code=1, marks=self._marks)
 
     def _start(self, start: Callable[[], Sequence[Process]]) -> None:
+        if self._plan.nprocs > 1 and self._plan.num_machines == 1:
+            require_loopback()
         try:
             self._make_temp_dir()
             self._ranks.processes = start()
@@ -119,7 +123,8 @@ class Supervisor:
                 self._stop()
                 return True
             finished = finished or (now if self._ranks.have_finished else None)
-            if finished is not None and now > finished + TEARDOWN_S:
+            # Where there are other machines, the agent waits for their ranks.
+            if finished is not None and now > finished + TEARDOWN_S and self._plan.num_machines == 1:
                 self._end_teardown()
                 return True
             self._wait(trap)
@@ -185,6 +190,7 @@ class Supervisor:
         """End ranks that are done and do not exit; their result stands."""
         ranks = [process.rank for process in self._ranks.running if process.rank is not None]
         self._ranks.kill()
+        self._was_torn_down = True
         who = listed(ranks) if ranks else "The agent"
         self.notes.append(f"{who} finished and did not exit within {TEARDOWN_S:g} s: a fault of teardown, not of the run.")
 
@@ -197,7 +203,7 @@ class Supervisor:
             result = failure.judge_absence(result, self._run, self._absent)
         elif self._stranding is not None:
             result = failure.judge_stranding(result, self._run, self._stranding)
-        if result.status == "ok" and self._ranks.agent_failed:
+        if result.status == "ok" and self._ranks.agent_failed and not self._was_torn_down:
             result = failure.judge_agent(result, self._run)
         if self.notes:
             result = dataclasses.replace(result, message=" ".join([result.message, *self.notes]).strip())

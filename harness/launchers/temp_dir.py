@@ -6,9 +6,11 @@ import os
 import shutil
 import subprocess
 import tempfile
+import warnings
 import weakref
 from pathlib import Path
 
+from harness.errors import HarnessError
 from harness.run.folder import RunDir
 
 _SWEEP = """
@@ -26,6 +28,29 @@ rm -rf -- "$1" "/dev/shm/sem.${1##*/}-"*
 killed in between leaves it. The parent ($2) that says a line goes on, and may still use its own; its end of file is its end."""
 
 
+_PREFIX = "harness-"
+_MOST_BYTES = 107
+"""Of the path of a socket, by the kernel's ``sockaddr_un``."""
+
+
+def _root() -> str:
+    """Return the folder for temporary files; a short one where no socket of ``multiprocessing`` would fit into the user's.
+
+    Raises:
+        HarnessError: The user's is too long, and no other can be written to.
+    """
+    chosen = tempfile.gettempdir()
+    # mkdtemp() adds 8 characters, and so does multiprocessing to the name of its socket.
+    if len(os.fsencode(f"{chosen}/{_PREFIX}12345678/listener-12345678")) <= _MOST_BYTES:
+        return chosen
+    too_long = f"TMPDIR={chosen} is too long: paths of sockets have at most {_MOST_BYTES} bytes"
+    short = next((folder for folder in ("/tmp", "/var/tmp", "/dev/shm") if os.access(folder, os.W_OK | os.X_OK)), None)
+    if short is None:
+        raise HarnessError(f"{too_long}. Set TMPDIR to a shorter one.")
+    warnings.warn(f"{too_long}. What ranks need while they run is kept in {short}.", RuntimeWarning, stacklevel=2)
+    return short
+
+
 class TempDir:
     """A private folder, removed when it is closed; if this program is killed, by the shell that waits beside it.
 
@@ -34,7 +59,7 @@ class TempDir:
     """
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="harness-"))
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_root()))
         (self.path / "processes").mkdir()
         try:
             self._sweeper = subprocess.Popen(

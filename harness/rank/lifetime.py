@@ -32,6 +32,12 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def outlive_parent() -> None:
+    """Take :func:`die_with_parent` back."""
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def children_die_with_this_process() -> Callable[[], None]:
     """Have every process that Python forks from this one, and from those in turn, end with its parent (DataLoader workers).
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import ConfigError, Problem
+from harness.errors import ConfigError, HarnessError, Problem
 from harness.run.plan import RunPlan
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -158,6 +159,24 @@ def import_path(environ: Mapping[str, str]) -> str:
 def loopback_interface() -> str:
     """Return the name of the loopback interface."""
     return "lo" if os.path.exists("/sys/class/net/lo") or os.uname().sysname == "Linux" else "lo0"
+
+
+def require_loopback() -> None:
+    """See to it that processes of this machine reach each other.
+
+    Raises:
+        HarnessError: They do not, so that ranks would wait for each other in vain.
+    """
+    try:
+        with socket.socket() as server, socket.socket() as client:
+            server.bind(("127.0.0.1", 0))
+            server.listen(1)
+            client.settimeout(5)
+            # Where the interface is down, binding works and connecting does not.
+            client.connect(server.getsockname())
+    except OSError as error:
+        reason = error.strerror or error
+        raise HarnessError(f"127.0.0.1 cannot be used: {reason}. Bring the interface {loopback_interface()} up.") from None
 
 
 def wanted_threads(environ: Mapping[str, str], asked: int | str, cores: int, local_ranks: int) -> int:

@@ -19,6 +19,8 @@ class End:
         ended: CLOCK_MONOTONIC when its process was seen to have ended, in seconds; None while it runs.
         stopped: True where it was ended because another had failed.
         server: Exit code of the process that it was forked from, whose death ended it; None where it ended otherwise.
+        num_steps: Steps that its plan promises, so that status 0 is a success only at their end; 0 where the data alone tell
+            how many; None where it promises none.
     """
 
     result: RankResult
@@ -26,6 +28,7 @@ class End:
     ended: float | None = None
     stopped: bool = False
     server: int | None = None
+    num_steps: int | None = None
 
     @property
     def rank(self) -> int:
@@ -36,6 +39,8 @@ class End:
     def has_failed(self) -> bool:
         """True for a rank that failed by itself."""
         if self.result.status == "raised" or self.result.code != 0:
+            return True
+        if self.num_steps is not None and self.result.status == "exit":
             return True
         return not self.stopped and self.result.status == "unfinished" and self.returncode is not None
 
@@ -54,6 +59,9 @@ class End:
     def left_early(self) -> bool:
         """True for a rank that left without an error, so that others may have waited for it in vain."""
         result = self.result
+        if result.status == "exit" and self.num_steps is not None:
+            # Whatever its process came to: the others may have been stopped for it before it was gone.
+            return result.code == 0
         if result.code != 0 or self.returncode not in (None, 0):
             return False
         return "finished" in result.marks or result.status == "exit" or (result.status == "unfinished" and self.returncode == 0)
@@ -90,7 +98,7 @@ def judge(ends: Sequence[End], logs: Sequence[str], marks: dict[str, float]) -> 
     return RunResult(
         "failed",
         ranks,
-        message=f"{describe(first, len(ends))} {describe_others(first, others)}".rstrip(),
+        message=f"{describe(first, others)} {describe_others(first, others)}".rstrip(),
         failed_rank=first.rank,
         consequences=consequences,
         exit_code=None if killed else first.result.code or (code if code is not None and code > 0 else 1),
@@ -109,16 +117,18 @@ def _judge_without_failure(ends: Sequence[End], marks: dict[str, float]) -> RunR
     return RunResult("failed", ranks, message=message, failed_rank=unfinished[0], exit_code=1, marks=marks)
 
 
-def describe(end: End, nprocs: int) -> str:
+def describe(end: End, others: Sequence[End]) -> str:
     """Return what became of the rank that fell first."""
-    who = f"rank {end.rank} of {nprocs}"
+    who = f"rank {end.rank} of {len(others) + 1}"
     result = end.result
+    others_waited = any(other.stopped or other.is_consequence for other in others)
     if result.failure is not None:
         return _describe_failure(f"{who} failed{_at_step(result)}", result.failure)
     if end.left_early and "finished" in result.marks:
         return f"{who} finished{_at_step(result)} while others waited for it."
     if end.left_early:
-        return f"{who} exited with status 0{_at_step(result)}, before its task was done and while others waited for it."
+        waited = " and while others waited for it" if others_waited else ""
+        return f"{who} exited with status 0{_after_step(end)}, before its task was done{waited}."
     if result.status == "exit":
         return f"{who} called sys.exit({_shortened(result.value, result.code)}){_at_step(result)}."
     if end.server is not None:
@@ -173,7 +183,7 @@ def _is_same(end: End, first: End) -> bool:
 
 
 def _how(end: End) -> tuple[str, int, int | None]:
-    return end.result.status, end.result.code, end.returncode
+    return end.result.status, end.result.code, end.returncode if end.result.status == "unfinished" else None
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -195,6 +205,15 @@ def _at_step(result: RankResult) -> str:
     if not result.steps:
         return " at step 0" if "DDP built" in result.marks else ""
     return f" at step {result.steps[-1].step + 1}"
+
+
+def _after_step(end: End) -> str:
+    """Return how far a rank had come with the steps that its plan promises, if it promises any."""
+    if end.num_steps is None:
+        return _at_step(end.result)
+    total = end.num_steps or end.result.facts.get("num_steps", 0)
+    of_total = f" of {total}" if total else ""
+    return f" after step {end.result.steps[-1].step + 1}{of_total}" if end.result.steps else f" before step 1{of_total}"
 
 
 def _where_to_look(end: End, logs: Sequence[str]) -> str:

@@ -252,7 +252,8 @@ BEHAVIOUR = {
     "raise": outer,
     "raise when 0 is ready": lambda: (wait_for(RUN / "ready-0"), outer()),
     "raise when 0 waits": lambda: (wait_for(RUN / "waiting-0"), outer()),
-    "raise after 0": lambda: (wait_for_end_of_0(), outer()),
+    "raise after 0": lambda: (wait_for_end_of(0), outer()),
+    "exit 0 after 2": lambda: (wait_for(RUN / "waiting-0"), wait_for_end_of(2), os._exit(0)),
     "exit 0 when 0 waits": lambda: (wait_for(RUN / "waiting-0"), os._exit(0)),
     "die when 0 waits": lambda: (wait_for(RUN / "waiting-0"), os.kill(os.getpid(), signal.SIGKILL)),
     "consequence": lambda: throw(DistFakeError("Connection closed by peer")),
@@ -295,9 +296,9 @@ def throw(error):
     raise error
 
 
-def wait_for_end_of_0():
-    wait_for(RUN / "rank-0.jsonl")
-    while '"event": "end"' not in (RUN / "rank-0.jsonl").read_text():
+def wait_for_end_of(rank):
+    wait_for(RUN / f"rank-{rank}.jsonl")
+    while '"event": "end"' not in (RUN / f"rank-{rank}.jsonl").read_text():
         time.sleep(0.005)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 
+import harness
 from harness.entrypoints.run_job import run_job
+from harness.errors import RankFailed
 from harness.launchers import registry
-from harness.launchers.local import OwnProcess
+from harness.launchers.local import OwnProcess, idle_threads
 from harness.launchers.spawn import SpawnLauncher
 from harness.launchers.temp_dir import TempDir
 from harness.rank.process import conclude
@@ -24,6 +27,7 @@ from harness.run.environment import RankEnvironment
 from harness.run.folder import RunDir
 from harness.run.record import RunResult
 from harness.run.recorder import Recorder
+from tests import calls
 from tests.launchers.starting import ECHO, STARTS, Echo, echo_plan
 from tests.processes import alive, printing_into, scaled, wait_until
 
@@ -107,6 +111,29 @@ def test_early_exit_with_status_0_is_a_failure(how: str, echo: Echo) -> None:
     result = echo(how, {"0": "for ever", "1": "exit 0 when 0 waits"}).result
     assert result.status == "failed" and result.failed_rank == 1
     assert result.message.startswith("rank 1 of 2 exited with status 0, before its task was done and while others waited")
+
+
+def test_a_rank_that_vanished_is_blamed_and_not_one_that_had_returned(how: str, echo: Echo) -> None:
+    result = echo(how, {"0": "for ever", "1": "exit 0 after 2", "2": "nothing"}, nprocs=3).result
+    assert result.failed_rank == 1
+    assert result.message.startswith("rank 1 of 3 exited with status 0, before its task was done and while others waited")
+
+
+def test_signal_that_comes_at_once_ends_a_forked_rank(tmp_path: Path) -> None:
+    context = harness.spawn(calls.wait_for, (str(tmp_path / "never"),), 2, start_method="fork", join=False)
+    os.kill(context.processes[0].pid, signal.SIGTERM)
+    with pytest.raises(RankFailed) as caught:
+        context.join()
+    assert (caught.value.rank, caught.value.signal) == (0, signal.SIGTERM)
+
+
+def test_ranks_are_forked_where_only_threads_of_ours_are_idle(echo: Echo) -> None:
+    statuses: list[str] = []
+    thread = threading.Thread(target=lambda: statuses.append(echo("launch", {"*": "nothing"}).result.status))
+    thread.start()
+    thread.join()
+    assert idle_threads() == 1 and statuses == ["ok"]
+    assert echo("spawn-fork", {"*": "nothing"}).result.message == ""
 
 
 @pytest.mark.parametrize("how", ["spawn", "torchrun"])

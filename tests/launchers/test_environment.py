@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import warnings
 from pathlib import Path
 
 import pytest
@@ -186,3 +190,35 @@ def test_a_log_handler_made_by_an_inline_rank_goes_on(tmp_path: Path, capsys: py
     handler.emit(logging.makeLogRecord({"msg": "after it"}))
     assert capsys.readouterr() == ("in it\nafter it\n", "")
     assert (tmp_path / "log").read_text() == "in it\n"
+
+
+def test_no_loopback_is_said_before_ranks_start(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(self: socket.socket, address: object) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket.socket, "connect", unreachable)
+    echoed = echo("launch", {"*": "nothing"})
+    assert echoed.result.message == "127.0.0.1 cannot be used: Network is unreachable. Bring the interface lo up."
+    assert not echoed.run.records(0).exists()
+
+
+@pytest.mark.parametrize(("length", "is_kept"), [(72, True), (73, False), (120, False)])
+def test_sockets_fit_whatever_the_temporary_folder(
+    length: int, is_kept: bool, echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder = base / ("x" * (length - len(str(base)) - 1))
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        echoed = echo("launch", {"*": "epoch"} if length == 120 else {"*": "temporary folders"}, nprocs=1)
+    assert echoed.result.status == "ok", echoed.result.message
+    assert ["is too long: paths of sockets have at most 107 bytes" in str(warning.message) for warning in caught] == (
+        [] if is_kept else [True]
+    )
+    if length < 120:
+        assert Path(echoed.told("child", 0)).is_relative_to(folder) == is_kept
+        assert len(f"{echoed.told('child', 0)}/listener-12345678") <= 107
+    shutil.rmtree(base)

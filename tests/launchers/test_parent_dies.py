@@ -222,3 +222,63 @@ def test_signal_while_the_warm_server_starts(folder: Path) -> None:
     parent.send_signal(signal.SIGTERM)
     assert parent.wait(scaled(5)) == 143
     assert_gone(below)
+
+
+WARMING = """
+import time
+from harness.launchers import registry
+
+registry.warm_up()
+while True:
+    time.sleep(1)
+"""
+
+
+ENDLESS = """
+import pathlib, time
+
+pathlib.Path(__file__).with_name("imports").touch()
+time.sleep(1e6)
+"""
+
+
+def start_warming(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a parent whose warm server imports a torch that takes for ever; return it once the server is in there."""
+    (folder / "torch.py").write_text(
+        "import pathlib, time\npathlib.Path(__file__).with_name('imports').touch()\ntime.sleep(1e6)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", WARMING],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.getcwd()]), "TMPDIR": str(folder / "tmp")},
+        stderr=(folder / "stderr").open("wb"),
+    )
+    _parents.append(parent)
+    assert wait_until((folder / "imports").exists), (folder / "stderr").read_text()
+    return parent
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_parent_that_dies_while_the_server_imports_leaves_nobody(number: int, folder: Path) -> None:
+    parent = start_warming(folder)
+    below = descendants(parent.pid)
+    parent.send_signal(number)
+    assert parent.wait(PATIENCE_S) == -number
+    assert below and wait_until(lambda: not any(map(alive, below)))
+
+
+INTERRUPTED_AT_ITS_END = """
+import os, signal
+from harness.launchers import registry
+
+class Interrupted:
+    def close(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+registry.LAUNCHERS["interrupted"] = Interrupted
+registry.launcher("interrupted")
+"""
+
+
+def test_a_second_interrupt_leaves_no_traceback_of_the_end() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_AT_ITS_END], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
