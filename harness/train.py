@@ -66,6 +66,8 @@ def _train(rank: Rank, plan: TrainPlan, seat: Seat) -> float:
 def join(rank: Rank, plan: TrainPlan) -> Seat:
     """Join the process group and set up torch as the plan says."""
     rank.record.mark("torch imported")
+
+    # The first optimizer would import it, within the time of something else.
     import torch._dynamo
 
     rank.record.mark("lazy imports done")

@@ -23,7 +23,7 @@ def compiled(model: nn.Module) -> nn.Module:
 
 @functools.cache
 def _require_compiler() -> None:
-    # In this process: workers of its own would outlive a rank that is killed.
+    # In this process: workers of its own would outlive a rank that is killed. torch has no public setting for it.
     torch._inductor.config.compile_threads = 1
     try:
         torch.compile(torch.sin)(torch.zeros(2))

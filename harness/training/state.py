@@ -44,6 +44,7 @@ def _restore_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
     A buffer whose elements share memory, as ``expand`` makes them, cannot be written: a new tensor takes its place.
     """
+    # By the dictionary in which torch's modules keep them: only there can None be told from a buffer that is not there.
     restored: dict[int, Tensor | None] = {}
     for path, module in model.named_modules():
         for key, present in module._buffers.items():

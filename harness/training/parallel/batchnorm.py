@@ -75,6 +75,7 @@ class SyncBatchNorm(_BatchNorm):
         output: Tensor = _normalize(input, self.weight, self.bias, batch, self)
         return output
 
+    # Of torch's own by name: what its forward asks too, in evaluation and on one rank.
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2 or input.shape[1] != self.num_features:
             raise ValueError(f"expected an input of shape (N, {self.num_features}, ...), got {tuple(input.shape)}")
@@ -123,6 +124,7 @@ def with_fixed_statistics(module: nn.Module) -> Iterator[None]:
     for layer in layers:
         layer.training = False
         layer.train = partial(_unchanged, layer)  # type: ignore[method-assign]
+    # torch's layers, and users' own, look the function up in its module at each call.
     F.batch_norm = _with_running_statistics(batch_norm)
     try:
         yield
@@ -178,6 +180,7 @@ def convert_sync_batchnorm(module: nn.Module, group: ProcessGroup | None = None)
             raise ConfigError(f"{type(layer).__name__} does not know its size yet. Run the model once before.")
         if isinstance(layer, _BatchNorm):
             own = group_of(layer)
+            # A new layer would lose hooks and sharing. Python allows it while torch's layers keep all in their __dict__.
             layer.__class__ = SyncBatchNorm
             layer.__dict__["group"] = group or own
     return module

@@ -27,7 +27,7 @@ def comm_hook(name: str) -> MakeHook | None:
 def in_type(dtype: torch.dtype) -> Hook:
     """Return a hook that averages in ``dtype``, as torch's own hooks do, which refuse bfloat16 on gloo."""
 
-    # DDP refuses any annotation of the arguments but its own, which is not exported.
+    # DDP compares annotations with classes, and those of this module are texts.
     def hook(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
         wide = bucket.buffer()
         sent = wide.to(dtype).div_(dist.get_world_size())

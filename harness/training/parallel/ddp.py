@@ -199,7 +199,8 @@ class DataParallel(nn.Module):
     def _wrap(self) -> None:
         """Build what reduces the gradients of the parameters that are trainable now; collective over the group."""
         if self.torch_ddp is not None:
-            # A process's first DDP is in a reference cycle: until it is collected, its hooks would go on reducing.
+            # A process's first DDP is in a reference cycle: until it is collected, its hooks would go on reducing. torch has no
+            # public call for it.
             self.torch_ddp.reducer._remove_autograd_hooks()
         # Set past nn.Module's registration: DDP holds the module a second time.
         object.__setattr__(self, "torch_ddp", None)
@@ -262,7 +263,10 @@ class _Layout:
 
 
 def _collected(module: nn.Module, parameters: list[nn.Parameter | None]) -> list[nn.Parameter | None]:
-    """Return ``parameters`` and the module's, shared ones each time. Every forward asks, and ``parameters()`` is slow."""
+    """Return ``parameters`` and the module's, shared ones each time.
+
+    Every forward asks, and ``parameters()`` is slow: so by the dictionaries in which torch's modules keep them.
+    """
     parameters.extend(module._parameters.values())
     for child in module._modules.values():
         if child is not None:

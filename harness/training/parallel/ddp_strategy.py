@@ -75,7 +75,7 @@ class DdpStrategy:
         try:
             loss: tuple[Tensor, Tensor | None] = self._wrapped(batch)
         except RuntimeError as error:
-            # DDP has no exception of its own for it.
+            # DDP has no exception of its own for it, only this sentence.
             if "Expected to have finished reduction in the prior iteration" not in str(error):
                 raise
             recipe = type(self._loss.recipe).__name__

@@ -17,7 +17,7 @@ def gradient_values(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
             continue
         if parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()
-            values.append(parameter.grad._values())
+            values.append(parameter.grad.values())
         else:
             values.append(parameter.grad)
     return values
