@@ -104,6 +104,11 @@ def test_defaults():
         ("--master 127.0.0.1:29500", "master", "127.0.0.1:29500"),
         ("--ips 127.0.0.1", "ips", "127.0.0.1"),
         ("--nprocs 2 --nproc_per_node=2", "nproc_per_node", 2),
+        # As torchrun's users write it.
+        ("--nproc-per-node=auto", "nproc_per_node", -1),
+        ("--nproc-per-node=cpu", "backend", "gloo"),
+        ("--nproc-per-node=gpu --backend=nccl", "backend", "nccl"),
+        ("--log_dir=logs --run-mode=collective", "log_dir", "logs"),
     ],
 )
 def test_options(line, name, value):
@@ -141,6 +146,8 @@ def test_the_scripts_arguments_are_its_own(own):
         ("--nproc 2 train.py", r"^There is no option --nproc\. Did you mean --nprocs\? The script's own options come after"),
         ("--backen=gloo train.py", r"Did you mean --backend\?"),
         ("-n 2 train.py", r"^There is no option -n\."),
+        ("--server_nums=1 train.py", r"^There is no option --server_nums\. See"),
+        ("--nproc_per_node=gpu --backend=gloo train.py", r"gpu goes with --backend=nccl, not with --backend=gloo\.$"),
         ("--zzz train.py", r"^There is no option --zzz\. See python -m harness\.launch --help"),
         ("--nprocs", r"^--nprocs needs a value: --nprocs=VALUE\.$"),
         ("--nprocs=two train.py", r"'two' is not a whole number\. See python -m harness\.launch --help\.$"),

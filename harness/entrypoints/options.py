@@ -32,6 +32,9 @@ PARAMETER_SERVER = (
 COLLECTIVE = ("nproc_per_node", "nprocs", "gpus", "selected_gpus", "devices", "xpus", "nnodes", "node_rank", "max_restarts")
 """Options that only make sense for collective training."""
 
+_BACKEND_COUNTED = {"auto": None, "cpu": "gloo", "gpu": "nccl"}
+"""What torchrun's users write in place of a number of ranks -> the backend whose devices, or cores, are counted."""
+
 _FLAGS = ("-m", "--module", "-h", "--help")
 _EPILOG = """\
 examples:
@@ -61,8 +64,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     options, rest = split(arguments)
     if rest is None and {"-h", "--help"}.isdisjoint(options):
         raise ConfigError("There is no script to run. Usage: python -m harness.launch [options] script.py [its arguments]")
+    # The mode that there is may be said.
+    options = [option for option in options if option != "--run_mode=collective"]
     refuse_parameter_server(options)
     namespace = _parser().parse_args(options)
+    _choose_counted(namespace)
     namespace.script, *namespace.arguments = rest or [""]
     return namespace
 
@@ -100,16 +106,32 @@ def _known(name: str) -> str:
     Raises:
         ConfigError: There is none of that name.
     """
-    names = [f"--{option}" for option in (*_names(), *PARAMETER_SERVER)]
+    works = [f"--{option}" for option in _names() if option != "ips"]
     wanted = "--" + name.lstrip("-").replace("-", "_")
-    if name.startswith("--") and wanted in names:
+    if name.startswith("--") and wanted in (*works, "--ips", *(f"--{option}" for option in PARAMETER_SERVER)):
         return wanted
-    close = difflib.get_close_matches(wanted, names, n=1)
+    close = difflib.get_close_matches(wanted, works, n=1)
     hint = f"Did you mean {close[0]}?" if close else "See python -m harness.launch --help."
     raise ConfigError(f"There is no option {name}. {hint} The script's own options come after its name.")
 
 
+def _choose_counted(asked: argparse.Namespace) -> None:
+    """Turn a word for the number of ranks into -1, and into the backend that it means.
+
+    Raises:
+        ConfigError: Another backend was asked for.
+    """
+    word = asked.nproc_per_node
+    if word not in _BACKEND_COUNTED:
+        return
+    backend = _BACKEND_COUNTED[word]
+    if backend is not None and asked.backend not in ("auto", backend):
+        raise ConfigError(f"--nproc_per_node={word} goes with --backend={backend}, not with --backend={asked.backend}.")
+    asked.nproc_per_node, asked.backend = -1, backend or asked.backend
+
+
 def _names() -> list[str]:
+    # argparse lists an option's spellings nowhere in public; a test compares them with the help.
     return [text.removeprefix("--") for action in _parser()._actions for text in action.option_strings if text.startswith("--")]
 
 
@@ -153,10 +175,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_usual(group: argparse._ArgumentGroup) -> None:
-    visible = "default: every visible accelerator, or else every core that may be used"
+    counted = "gpu, cpu: one each; default: auto, every visible accelerator, or else every core that may be used"
     kinds = "default: auto, which is nccl where there are GPUs, and gloo where there is no accelerator"
     shared = "default: auto, the cores shared out, or OMP_NUM_THREADS where that is set"
-    _add(group, "--nproc_per_node", "--nprocs", type=_whole, metavar="N", help=f"ranks on this machine; {visible}")
+    _add(
+        group,
+        "--nproc_per_node",
+        "--nprocs",
+        type=_count,
+        metavar="N",
+        help=f"ranks on this machine; {counted}",
+    )
     _add(group, "--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)}; {kinds}")
     _add(group, "--gpus", "--selected_gpus", metavar="IDS", help="GPUs to use, numbered as in CUDA_VISIBLE_DEVICES: 4,5")
     _add(group, "--xpus", metavar="IDS", help="Kunlun XPUs to use")
@@ -203,6 +232,10 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _count(text: str) -> int | str:
+    return text if text in _BACKEND_COUNTED else _whole(text)
 
 
 def _threads(text: str) -> int | str:
