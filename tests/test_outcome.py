@@ -54,6 +54,18 @@ def test_rank_without_end_is_never_ok() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (False, "rank 0 of 1 failed: ValueError: bad (mine.py:7). Its first cause: KeyError: 'x'."),
+        (True, "bad Its first cause: KeyError: 'x'."),
+    ],
+)
+def test_the_first_cause_is_told_too(mistake: bool, message: str) -> None:
+    caused = replace(failure(), mistake=mistake, cause="KeyError: 'x'")
+    assert said(End(RankResult(0, status="raised", code=1, failure=caused), 1)).message == message
+
+
+@pytest.mark.parametrize(
     ("ends", "rank"),
     [
         ([raised(0, t=5.0), raised(1, t=4.0)], 1),

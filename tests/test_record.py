@@ -174,6 +174,15 @@ def test_failure_behind_a_library_names_the_cause() -> None:
         assert failure_of(error).where.rpartition(":")[0].endswith("test_record.py")
 
 
+def test_failure_tells_the_first_cause_where_its_own_words_do_not() -> None:
+    """As a library does whose lazy import failed."""
+    missing = raises(ModuleNotFoundError("No module named 'tokens'"))
+    failure = failure_of(raises(RuntimeError("Could not import Model"), raises(ImportError("models.py"), missing)))
+    assert (failure.message, failure.cause) == ("Could not import Model", "ModuleNotFoundError: No module named 'tokens'")
+    assert failure_of(raises(RuntimeError("models.py: No module named 'tokens'"), missing)).cause == ""
+    assert failure_of(missing).cause == ""
+
+
 class DistFakeError(RuntimeError):
     pass
 

@@ -150,11 +150,12 @@ def _shortened(value: object, code: int) -> str:
 
 
 def _describe_failure(who: str, failure: Failure) -> str:
+    cause = f" Its first cause: {failure.cause}{'' if failure.cause.endswith('.') else '.'}" if failure.cause else ""
     if failure.mistake:
-        return failure.message
+        return f"{failure.message}{cause}"
     where = f" ({failure.where})" if failure.where else ""
     stop = "" if failure.message.endswith(".") and not where else "."
-    return f"{who}: {failure.type}: {failure.message}{where}{stop}"
+    return f"{who}: {failure.type}: {failure.message}{where}{stop}{cause}"
 
 
 def describe_others(first: End, others: Sequence[End]) -> str:

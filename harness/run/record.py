@@ -77,6 +77,7 @@ class Failure:
         traceback: Python's own text.
         collective: True where it was raised by communication with other ranks, so that it may be a consequence.
         t: CLOCK_MONOTONIC when it was caught, in seconds.
+        cause: Type and text of what it was raised from, first of all; empty where ``message`` tells that too.
         mistake: True where the message alone says what to mend, so that rank, line and traceback would only hide it.
     """
 
@@ -87,6 +88,7 @@ class Failure:
     collective: bool
     t: float
     mistake: bool = False
+    cause: str = ""
 
 
 @dataclass(frozen=True)

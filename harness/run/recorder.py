@@ -124,7 +124,18 @@ def failure_of(error: BaseException, cwd: str | None = None) -> Failure:
         collective=any(map(_is_collective, _chain(error))),
         t=time.monotonic(),
         mistake=isinstance(error, ConfigError | BackendUnavailable | Mismatch),
+        cause=_first_cause(error),
     )
+
+
+def _first_cause(error: BaseException) -> str:
+    """Return what an exception was raised from, first of all: a library's own words often hide which import failed."""
+    first, seen = error, {id(error)}
+    while first.__cause__ is not None and id(first.__cause__) not in seen:
+        first = first.__cause__
+        seen.add(id(first))
+    text = _text_of(first)
+    return "" if text in _text_of(error) else f"{type(first).__name__}: {text}"
 
 
 def _traceback_of(error: BaseException) -> str:
