@@ -45,6 +45,12 @@ WORDS: Mapping[str, Mapping[str, str]] = {"hydra": HYDRA, "spawn": SPAWN, "comma
 """Door -> its words for settings."""
 
 
+def unwritable(error: OSError, folder: object) -> str:
+    """Return what to say where a sweep cannot be written into ``folder``."""
+    said = f"{error.filename or folder} cannot be written: {error.strerror or error}."
+    return f"{said} hydra.sweep.dir=FOLDER chooses another place."
+
+
 def aside(words: Mapping[str, str], setting: str) -> str:
     """Return a setting's name in brackets, with a space before; nothing where a door has no such setting."""
     return f" ({words[setting]})" if setting in words else ""

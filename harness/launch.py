@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from harness.entrypoints.launch_command import main
-
 if __name__ == "__main__":
     try:
+        from harness.entrypoints.launch_command import main
+
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         # Before the first rank; from then on main() ends what runs.

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 
 from harness.config import incomplete, register
+from harness.errors import unwritable
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -56,11 +59,13 @@ def _as_multirun(arguments: Sequence[str]) -> list[str]:
 class NeverBypassed(Callback):
     """Sees to it that a single process never passes for N ranks: Hydra uses no launcher outside of a multirun.
 
-    Hydra turns an exception from here into a warning, so what is refused is printed, and the command exits.
+    Hydra turns an Exception from a callback into a warning, but not a SystemExit: what is refused is printed, and the command
+    exits. Tests that refuse ``hydra.mode=RUN`` and a single run's settings fail where Hydra comes to do otherwise.
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Start the same command again as a multirun; end it where the user has asked for a single run."""
+        # Python's own words (-m module, -X ...) come before the app's, which end sys.orig_argv as they are in sys.argv.
         if {"hydra.mode=RUN", "--run", "-r"}.isdisjoint(sys.argv):
             os.execv(
                 sys.executable, [sys.executable, *sys.orig_argv[1 : -len(sys.argv[1:]) or None], *_as_multirun(sys.argv[1:])]
@@ -70,7 +75,7 @@ class NeverBypassed(Callback):
         sys.exit(1)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """End the command where a setting of the launcher is missing, before Hydra fails on it with all its frames."""
+        """End the command where Hydra would fail with all its frames: a setting is missing, or the folder takes no file."""
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
@@ -79,3 +84,15 @@ class NeverBypassed(Callback):
             str(config.hydra.sweep.dir)
         except OmegaConfBaseException as error:
             sys.exit(incomplete(error))
+        _require_writable(Path(str(config.hydra.sweep.dir)))
+
+
+def _require_writable(folder: Path) -> None:
+    """End the command where Hydra, which writes there before it asks the launcher, cannot."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            # More than Hydra writes there: a disk that has no room says so only now.
+            file.write(bytes(2**16))
+    except OSError as error:
+        sys.exit(unwritable(error, folder))

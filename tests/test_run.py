@@ -36,6 +36,30 @@ def test_the_command_warms_up_and_ends_quietly_when_interrupted() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "['launcher=spawn']\n", "")
 
 
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [("hydra", [str(ROOT / "run.py")]), ("zipfile", ["-m", "harness.launch"]), ("rich", ["-m", "harness.compare", "."])],
+)
+def test_an_interruption_while_modules_are_imported_ends_quietly(module: str, command: list[str], tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt\n")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ("rmdir $PWD", "The current folder has been removed: nothing can run there. Change to another."),
+        ("ulimit -f 1", "out cannot be written: File too large. hydra.sweep.dir=FOLDER chooses another place."),
+    ],
+)
+def test_a_place_where_nothing_can_be_written_is_told_in_a_line(before: str, message: str, tmp_path: Path) -> None:
+    command = ["sh", "-c", f'{before}; exec "$@"', "sh", sys.executable, "-B", str(ROOT / "run.py"), *SETTINGS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{message}\n")
+
+
 @pytest.mark.ranks
 def test_a_whole_run_keeps_torch_out_of_the_parent(tmp_path: Path) -> None:
     script = tmp_path / "train.py"

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from harness.errors import WORDS, ConfigError, Problem, WrongSettings
 from harness.launchers import registry
-from harness.run.environment import usable_cores, wanted_threads
+from harness.run.environment import current_folder, usable_cores, wanted_threads
 from harness.run.launch_methods import traits_of
 from harness.run.launch_settings import LaunchSettings, SweepSettings
 from harness.run.placement import Placement, place
@@ -79,7 +79,7 @@ def plan_of(settings: Settings) -> RunPlan:
     placement = _try(lambda: _placed(settings, environ), errors)
     nprocs = placement.nprocs if placement else max(1, settings.nprocs)
     threads = _try(lambda: wanted_threads(environ, settings.threads, usable_cores(), nprocs), errors)
-    cwd = _try(_current_folder, errors)
+    cwd = _try(current_folder, errors)
     errors += [ConfigError(problem) for problem in (*_problems_of_training(settings, nprocs), *settings.problems)]
     if errors or placement is None or threads is None or cwd is None:
         raise _joined(errors, settings)
@@ -186,13 +186,6 @@ def _placed(settings: Settings, environ: Mapping[str, str]) -> Placement:
         said = "{method}=inline runs one rank in this process, but {nprocs}={count}{means}. Use {nprocs}=1, or {method}=spawn."
         raise ConfigError(Problem(said, count=settings.nprocs, means=means))
     return placement
-
-
-def _current_folder() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise ConfigError("The current folder has been removed: ranks cannot run there. Change to another.") from None
 
 
 def _problems_of_training(settings: Settings, nprocs: int) -> list[Problem | str]:

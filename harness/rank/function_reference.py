@@ -68,7 +68,10 @@ def _candidates(module: ModuleType | None) -> Iterator[tuple[str, int, Callable[
 
 
 def _unwrapped(value: Any, seen: set[int]) -> Iterator[Callable[..., Any]]:
-    """Yield a function and all that its decorators hide, with functools.wraps or without."""
+    """Yield a function and all that its decorators hide, with functools.wraps or without.
+
+    A decorator of the user's own, written without ``wraps``, keeps the function in its closure and nowhere else.
+    """
     if not callable(value) or isinstance(value, type) or id(value) in seen:
         return
     seen.add(id(value))

@@ -58,7 +58,11 @@ def loading_main() -> str | None:
 
 @contextmanager
 def no_app_starts() -> Iterator[None]:
-    """Refuse to run a Hydra app while its main script is loaded: without a main guard, ranks would start ranks without end."""
+    """Refuse to run a Hydra app while its main script is loaded: without a main guard, ranks would start ranks without end.
+
+    An app that Hydra has decorated calls ``hydra.main._run_hydra``, a private name, and nothing public in between; where that
+    changes, every job of a Hydra app fails here, and the test of an app without a main guard tells.
+    """
     main = sys.modules["hydra.main"]
 
     def refuse(*_: Any, **__: Any) -> None:

@@ -19,6 +19,7 @@ from harness.report.sweep.against import against, against_table
 from harness.report.sweep.folder import find_sweeps, read_audit, read_sweep
 from harness.report.sweep.sweep_report import SweepReport
 from harness.report.terminal import Terminal, shown
+from harness.run.environment import current_folder
 from harness.run.folder import RunDir
 from harness.run.visible import visible
 
@@ -26,8 +27,9 @@ from harness.run.visible import visible
 def main(arguments: Sequence[str] | None = None) -> int:
     """Report each sweep, hold each against the baseline if there is one, and return the exit status."""
     asked = parser().parse_args(arguments)
-    folders = [folder for path in asked.folders for folder in find_sweeps(path)]
     try:
+        current_folder()
+        folders = [folder for path in asked.folders for folder in find_sweeps(path)]
         baseline = read_sweep(asked.baseline) if asked.baseline else None
         if baseline is not None and all(_is_within(folder, baseline) for folder in folders):
             raise NotComparable(f"{asked.baseline} would be held against itself: --baseline takes the folder of another sweep.")

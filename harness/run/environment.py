@@ -230,3 +230,15 @@ def _quota_of(folder: Path) -> float | None:
     except (OSError, ValueError):
         return None
     return int(quota) / int(period) if quota.isdigit() and int(period) else None
+
+
+def current_folder() -> str:
+    """Return the current folder.
+
+    Raises:
+        ConfigError: It has been removed since this process, or its shell, went there.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("The current folder has been removed: nothing can run there. Change to another.") from None
