@@ -334,7 +334,8 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("setting", REFUSED)
 def test_wrong_settings_are_refused_before_any_rank_starts(setting: str, refused: dict[str, str]) -> None:
     assert re.search(REFUSED[setting], refused[setting], re.DOTALL), refused[setting]
-    assert refused[setting].endswith("status 1\n") and "Traceback" not in refused[setting]
+    assert refused[setting].endswith("status 1\n")
+    assert [word for word in ("Traceback", "HYDRA_FULL_ERROR") if word in refused[setting]] == []
 
 
 @pytest.mark.parametrize(
@@ -378,7 +379,8 @@ def test_import_error_behind_a_target_names_the_users_line(tmp_path: Path) -> No
 @pytest.mark.parametrize("body", ["sys.exit(7)", "os.kill(os.getpid(), 9)"])
 def test_no_failure_ends_with_status_0(body: str, tmp_path: Path) -> None:
     done = run(tmp_path, small(tmp_path, body), *with_launcher("launch"), "hydra.sweep.dir=out")
-    assert done.returncode == 1 and re.search(r"rank [01] of 2 ", done.stderr), done.stderr
+    assert done.returncode == 1 and len(re.findall(r"rank [01] of 2 ", done.stderr)) == 1, done.stderr
+    assert "HYDRA_FULL_ERROR" not in done.stderr, "Hydra has told again what the terminal had told"
 
 
 @pytest.mark.skipif(shutil.which("taskset") is None, reason="no taskset here")

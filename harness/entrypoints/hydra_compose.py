@@ -82,22 +82,22 @@ def _replace(node: Any, key: Any) -> None:
         resolve(node[key])
 
 
-def write_folder(one: Composed) -> None:
+def write_folder(composed: Composed) -> None:
     """Write what Hydra itself writes for a job, and for the ranks Hydra's own settings and what an app's function gets.
 
     The harness's own training gets nothing here: ``plan.json`` says all of it.
     """
-    one.folder.mkdir(parents=True, exist_ok=True)
-    hydra = DictConfig({"hydra": one.config.hydra})
-    if one.config.hydra.output_subdir is not None:
-        beside = one.folder / one.config.hydra.output_subdir
+    composed.folder.mkdir(parents=True, exist_ok=True)
+    hydra = DictConfig({"hydra": composed.config.hydra})
+    if composed.config.hydra.output_subdir is not None:
+        beside = composed.folder / composed.config.hydra.output_subdir
         beside.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(one.task_config(), beside / "config.yaml")
+        OmegaConf.save(composed.task_config(), beside / "config.yaml")
         OmegaConf.save(hydra, beside / "hydra.yaml")
-        OmegaConf.save(one.config.hydra.overrides.task, beside / "overrides.yaml")
-    task = one.task_config() if one.config.hydra.launcher.train is None else None
-    content = pickle.dumps({"task": task, "hydra": one.config})
-    write_whole(RunDir(one.folder).config, content)
+        OmegaConf.save(composed.config.hydra.overrides.task, beside / "overrides.yaml")
+    task = composed.task_config() if composed.config.hydra.launcher.train is None else None
+    content = pickle.dumps({"task": task, "hydra": composed.config})
+    write_whole(RunDir(composed.folder).config, content)
 
 
 def settings_of(config: DictConfig) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from harness.entrypoints.hydra_compose import Composed, compose, settings_of, wr
 from harness.entrypoints.hydra_plan import plan_all
 from harness.entrypoints.repeat import done_before, groups, run_trials
 from harness.entrypoints.run_job import run_job
-from harness.errors import ConfigError, HarnessError
+from harness.errors import ConfigError, HarnessError, unwritable
 from harness.launchers import registry
 from harness.launchers.signals import Interrupted
 from harness.report.reporter import Reporters
@@ -43,13 +43,33 @@ log = logging.getLogger(__name__)
 
 
 class JobFailed(CompactHydraException):
-    """A job that Hydra shall report with its overrides and in one message."""
+    """A job whose failure is one message: what a sweeper of the user's gets, and Hydra prints where nobody else has."""
 
 
 def launch(
     context: HydraContext, config: DictConfig, function: TaskFunction, job_overrides: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
     """Run the jobs of one batch of a sweep; see :class:`hydra_plugins.harness_launcher.HarnessLauncher`."""
+    try:
+        return _launch(context, config, function, job_overrides, first)
+    except JobFailed as error:
+        if not _ends_with_a_failure(config):
+            raise
+        print(error, file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+def _ends_with_a_failure(config: DictConfig) -> bool:
+    """Return True where all that is left for Hydra is to tell a failure, with how to get frames that are none of the user's.
+
+    Hydra's own sweeper ends at the first failed job of a batch; others take it for one trial of many.
+    """
+    return config.hydra.runtime.choices.get("hydra/sweeper") == "basic" and os.environ.get("HYDRA_FULL_ERROR") != "1"
+
+
+def _launch(
+    context: HydraContext, config: DictConfig, function: TaskFunction, job_overrides: Sequence[Sequence[str]], first: int
+) -> list[JobReturn]:
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     if "MASTER_PORT" in os.environ:
@@ -58,19 +78,16 @@ def launch(
     try:
         _refuse_run_dir(config)
         try:
-            composed = [compose(context, config, overrides, first + number) for number, overrides in enumerate(job_overrides)]
-            jobs = plan_all(composed, function)
+            batch = [compose(context, config, overrides, first + number) for number, overrides in enumerate(job_overrides)]
+            jobs = plan_all(batch, function)
         except OmegaConfBaseException as error:
             raise ConfigError(incomplete(error)) from error
-        with alone_in(Path(composed[0].config.hydra.sweep.dir)):
-            return _run_all(context, function, composed, jobs)
+        with alone_in(Path(batch[0].config.hydra.sweep.dir)):
+            return _run_all(context, function, batch, jobs)
     except HarnessError as error:
         raise JobFailed(str(error)) from error
     except OSError as error:
-        raise JobFailed(
-            f"{error.filename or config.hydra.sweep.dir} cannot be written: {error.strerror or error}. "
-            "hydra.sweep.dir=FOLDER chooses another place."
-        ) from error
+        raise JobFailed(unwritable(error, config.hydra.sweep.dir)) from error
     except Interrupted as interruption:
         _leave(interruption, SweepDir(config.hydra.sweep.dir))
         raise
@@ -93,9 +110,9 @@ def _refuse_run_dir(config: DictConfig) -> None:
         raise ConfigError(said)
 
 
-def _run_all(context: HydraContext, function: TaskFunction, composed: list[Composed], jobs: Sequence[Job]) -> list[JobReturn]:
-    folder, facts = SweepDir(composed[0].config.hydra.sweep.dir), machine_facts()
-    settings = settings_of(composed[0].config)
+def _run_all(context: HydraContext, function: TaskFunction, batch: list[Composed], jobs: Sequence[Job]) -> list[JobReturn]:
+    config, facts = batch[0].config, machine_facts()
+    folder, settings = SweepDir(config.hydra.sweep.dir), settings_of(config)
     reporters = Reporters.from_config(settings["report"])
     returns: list[JobReturn] = []
     reports: list[JobReport] = []
@@ -104,22 +121,26 @@ def _run_all(context: HydraContext, function: TaskFunction, composed: list[Compo
         reporters.begin(str(folder.path), jobs)
         for planned in jobs:
             # What a job came to holds its configuration again: kept twice, a long sweep would grow.
-            one = composed.pop(0)
-            HydraConfig.instance().set_config(one.config)
-            write_folder(one)
-            context.callbacks.on_job_start(config=one.config, task_function=function)
+            composed = batch.pop(0)
+            HydraConfig.instance().set_config(composed.config)
+            write_folder(composed)
+            context.callbacks.on_job_start(config=composed.config, task_function=function)
             job = with_reference(planned, reports)
-            result = _run_one(one, job, reporters)
+            result = _run_one(composed, job, reporters)
             if resume.is_wanted(job.plan, job.run, result):
                 log.info(f"job {job.plan.job}: its training is interrupted and resumed")
                 resume.interrupt_and_resume(job.plan, job.run, result)
-            returns.append(_job_return(one, job, result))
+            returns.append(_job_return(composed, job, result))
             reports.append(job_report(job.plan, job.run, result, job.label, job.overrides))
-            context.callbacks.on_job_end(config=one.config, job_return=returns[-1])
+            context.callbacks.on_job_end(config=composed.config, job_return=returns[-1])
         reports = with_trials(reports, settings, facts)
         report = whole_sweep(folder, reports)
         reporters.report(report)
         fail_the_red(report, jobs, returns)
+        is_red = any(job_return.status == JobStatus.FAILED for job_return in returns)
+        if is_red and _ends_with_a_failure(config) and reporters.include_terminal():
+            # Which has told it: Hydra would tell it again.
+            sys.exit(1)
     finally:
         reporters.close()
     return returns
@@ -183,34 +204,34 @@ def _said_of(trial: Trial | None, planned: int) -> str:
     return f"launch {trial.order + 1}, pair {trial.replaces} again, which was disturbed or failed"
 
 
-def _run_one(one: Composed, job: Job, reporters: Reporters) -> RunResult:
+def _run_one(composed: Composed, job: Job, reporters: Reporters) -> RunResult:
     reporters.started(job)
     result = run_job(job.plan, job.run, reporters)
-    configure_log(one.config.hydra.hydra_logging, one.config.hydra.verbose)
+    configure_log(composed.config.hydra.hydra_logging, composed.config.hydra.verbose)
     if result.status != "ok":
-        _tell_job_log(one, result.account)
+        _tell_job_log(composed, result.account)
     reporters.ended(job, result)
     return result
 
 
-def _tell_job_log(one: Composed, message: str) -> None:
+def _tell_job_log(composed: Composed, message: str) -> None:
     """Add the parent's own verdict on a failed job to the job's log."""
-    configure_log(one.config.hydra.job_logging, one.config.hydra.verbose)
+    configure_log(composed.config.hydra.job_logging, composed.config.hydra.verbose)
     for handler in list(logging.getLogger().handlers):
         if not isinstance(handler, logging.FileHandler):
             logging.getLogger().removeHandler(handler)
     log.error(message)
-    configure_log(one.config.hydra.hydra_logging, one.config.hydra.verbose)
+    configure_log(composed.config.hydra.hydra_logging, composed.config.hydra.verbose)
 
 
-def _job_return(one: Composed, job: Job, result: RunResult) -> JobReturn:
-    hydra = DictConfig({"hydra": one.config.hydra})
+def _job_return(composed: Composed, job: Job, result: RunResult) -> JobReturn:
+    hydra = DictConfig({"hydra": composed.config.hydra})
     answer = JobReturn(
-        overrides=list(OmegaConf.to_container(one.config.hydra.overrides.task)),  # type: ignore[arg-type]
-        cfg=one.task_config(),
+        overrides=list(OmegaConf.to_container(composed.config.hydra.overrides.task)),  # type: ignore[arg-type]
+        cfg=composed.task_config(),
         hydra_cfg=hydra,
-        working_dir=str(one.folder) if one.config.hydra.job.chdir else os.getcwd(),
-        task_name=one.config.hydra.job.name,
+        working_dir=str(composed.folder) if composed.config.hydra.job.chdir else os.getcwd(),
+        task_name=composed.config.hydra.job.name,
     )
     if result.status == "ok":
         answer.status = JobStatus.COMPLETED

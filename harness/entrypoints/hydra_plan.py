@@ -21,32 +21,32 @@ from harness.run.launch_methods import traits_of
 from harness.run.plan import Task, TrainPlan
 
 
-def plan_all(composed: Sequence[Composed], function: TaskFunction) -> list[Job]:
+def plan_all(batch: Sequence[Composed], function: TaskFunction) -> list[Job]:
     """Return all jobs of a sweep, ready to start.
 
     Raises:
         ConfigError: Any of them has a setting that cannot work; all such settings of all jobs are named.
     """
-    methods = {settings_of(one.config)["method"] for one in composed}
+    methods = {settings_of(composed.config)["method"] for composed in batch}
     task = describe_function(function, inline=all(traits_of(method).needs_one_rank for method in methods))
     jobs, problems = [], []
-    for one in composed:
+    for composed in batch:
         try:
-            jobs.append(plan_one(one, task))
+            jobs.append(plan_one(composed, task))
         except HarnessError as error:
-            problems.append(f"job {one.number}: {error}" if len(composed) > 1 else str(error))
-    problems += shared_folders(composed)
+            problems.append(f"job {composed.number}: {error}" if len(batch) > 1 else str(error))
+    problems += shared_folders(batch)
     if problems:
         raise ConfigError("\n".join(problems))
     return jobs
 
 
-def _nothing_to_start_from(one: Composed, train: TrainPlan) -> list[str]:
+def _nothing_to_start_from(composed: Composed, train: TrainPlan) -> list[str]:
     """Return what is wrong with the files to start from, unless a job before this one may leave them."""
     sentences = []
     for name, find in ((train.resume, find_checkpoint), (train.weights, find_weights)):
         path = Path(os.getcwd(), name or "")
-        if name is None or path.is_relative_to(os.path.abspath(one.config.hydra.sweep.dir)):
+        if name is None or path.is_relative_to(os.path.abspath(composed.config.hydra.sweep.dir)):
             continue
         try:
             find(path)
@@ -55,45 +55,45 @@ def _nothing_to_start_from(one: Composed, train: TrainPlan) -> list[str]:
     return sentences
 
 
-def shared_folders(composed: Sequence[Composed]) -> list[str]:
+def shared_folders(batch: Sequence[Composed]) -> list[str]:
     """Return a sentence for each job that would write over an earlier one's folder."""
     owners: dict[Path, int] = {}
     sentences = []
-    for one in composed:
-        owner = owners.setdefault(one.folder, one.number)
-        if owner != one.number:
-            said = f"job {one.number} would write over job {owner}, into {one.folder}"
+    for composed in batch:
+        owner = owners.setdefault(composed.folder, composed.number)
+        if owner != composed.number:
+            said = f"job {composed.number} would write over job {owner}, into {composed.folder}"
             sentences.append(f"{said}: put ${{hydra.job.num}} into hydra.sweep.subdir.")
     return sentences
 
 
-def plan_one(one: Composed, task: Task) -> Job:
+def plan_one(composed: Composed, task: Task) -> Job:
     """Return one job's plan and folder."""
-    asked = settings_of(one.config)
+    asked = settings_of(composed.config)
     devices = asked["devices"]
     listed = ",".join(map(str, devices)) if isinstance(devices, list) else devices
     train = TrainPlan.from_config(asked["train"]) if asked["train"] else None
     settings = Settings(
         task=Task("train", *describe_main(), module="harness.train", name="train") if train else task,
         door="hydra",
-        job=one.number,
+        job=composed.number,
         devices=None if listed is None else str(listed),
         sys_path=sys.path,
-        variables={str(name): str(value) for name, value in one.config.hydra.job.env_set.items()},
+        variables={str(name): str(value) for name, value in composed.config.hydra.job.env_set.items()},
         train=train,
-        problems=[*_two_lengths(one), *_nothing_to_start_from(one, train)] if train else [],
+        problems=[*_two_lengths(composed), *_nothing_to_start_from(composed, train)] if train else [],
         **{name: asked[name] for name in _SAME},
     )
     label = {str(name): str(value) for name, value in (asked["choices"] or {}).items()}
-    return Job(plan_of(settings), RunDir(one.folder), list(one.overrides), label)
+    return Job(plan_of(settings), RunDir(composed.folder), list(composed.overrides), label)
 
 
 _SAME = ("method", "start_method", "nprocs", "backend", "threads", "timeout_s", "grace_s", "pairs")
 """Settings that the plugin and a plan call alike."""
 
 
-def _two_lengths(one: Composed) -> list[str]:
+def _two_lengths(composed: Composed) -> list[str]:
     """Return a sentence where both ways to say how long to train were typed; of defaults, the one that is null gives way."""
-    typed = dict(override.partition("=")[::2] for override in one.config.hydra.overrides.task)
+    typed = dict(override.partition("=")[::2] for override in composed.config.hydra.overrides.task)
     given = [f"{name}={typed[name]}" for name in ("steps", "epochs") if typed.get(name, "null") != "null"]
     return [f"{' and '.join(given)} exclude each other: give one of them."] if len(given) == 2 else []

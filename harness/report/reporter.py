@@ -85,6 +85,12 @@ class Reporters:
         chosen = {name: node for name, node in (config.get("reporters") or {}).items() if node is not None}
         return cls({name: make(name, node) for name, node in chosen.items()})
 
+    def include_terminal(self) -> bool:
+        """Return True where failures are told on the screen."""
+        from harness.report.terminal import Terminal
+
+        return any(isinstance(reporter, Terminal) for reporter in self._reporters.values())
+
     def begin(self, folder: str, jobs: Sequence[Job]) -> None:
         """See :class:`Reporter`."""
         self._tell("begin", folder, visible(jobs))
