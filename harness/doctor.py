@@ -95,29 +95,29 @@ def _backend_finding(name: str, seen: Machine) -> Finding:
         hint = "; Kunlun's PyTorch plugin registers it" if name == "bkcl" else ""
         return Finding(f"backend {name}", False, f"not in this build of torch{hint}", needed=False)
     try:
-        found = place(name, -1, None, usable_cores(), os.environ, lambda: seen)
+        placement = place(name, -1, None, usable_cores(), os.environ, lambda: seen)
     except HarnessError:
         return Finding(f"backend {name}", False, "no device for it is visible", needed=False)
-    where = "on the CPU" if found.device == "cpu" else f"on {found.nprocs} {found.device}"
+    where = "on the CPU" if placement.device == "cpu" else f"on {placement.nprocs} {placement.device}"
     return Finding(f"backend {name}", True, f"usable, {where}", needed=False)
 
 
 def _default_job(seen: Machine) -> Finding:
     try:
-        found = place("auto", -1, None, usable_cores(), os.environ, lambda: seen)
-        threads = wanted_threads(os.environ, "auto", usable_cores(), found.nprocs)
+        placement = place("auto", -1, None, usable_cores(), os.environ, lambda: seen)
+        threads = wanted_threads(os.environ, "auto", usable_cores(), placement.nprocs)
     except HarnessError as error:
         return Finding("default job", False, str(error))
-    data = {"backend": found.backend, "device": found.device, "nprocs": found.nprocs, "threads": threads}
-    text = f"backend={found.backend} ({found.reason}), nprocs={found.nprocs}, threads={threads}"
-    return Finding("default job", "gloo" in seen.groups or found.backend != "gloo", text, data)
+    data = {"backend": placement.backend, "device": placement.device, "nprocs": placement.nprocs, "threads": threads}
+    text = f"backend={placement.backend} ({placement.reason}), nprocs={placement.nprocs}, threads={threads}"
+    return Finding("default job", "gloo" in seen.groups or placement.backend != "gloo", text, data)
 
 
 def _machine_findings() -> list[Finding]:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = cgroup_quota()
-    said = f"a quota of {quota:g}" if quota else "no quota"
-    text = f"{usable_cores()} usable: {os.cpu_count()} in the machine, {affinity} by affinity, {said}"
+    limit = f"a quota of {quota:g}" if quota else "no quota"
+    text = f"{usable_cores()} usable: {os.cpu_count()} in the machine, {affinity} by affinity, {limit}"
     data = {"usable": usable_cores(), "machine": os.cpu_count(), "affinity": affinity, "quota": quota}
     return [Finding("cores", None, text, data)]
 

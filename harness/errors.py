@@ -47,8 +47,8 @@ WORDS: Mapping[str, Mapping[str, str]] = {"hydra": HYDRA, "spawn": SPAWN, "comma
 
 def unwritable(error: OSError, folder: object) -> str:
     """Return what to say where a sweep cannot be written into ``folder``."""
-    said = f"{error.filename or folder} cannot be written: {error.strerror or error}."
-    return f"{said} hydra.sweep.dir=FOLDER chooses another place."
+    sentence = f"{error.filename or folder} cannot be written: {error.strerror or error}."
+    return f"{sentence} hydra.sweep.dir=FOLDER chooses another place."
 
 
 def aside(words: Mapping[str, str], setting: str) -> str:

@@ -304,7 +304,11 @@ REFUSED = {
         r"launcher slurm \(hydra.launcher.method\) is unknown; use spawn, launch, torchrun, inline"
     ),
     "hydra.launcher.threads=0": "threads=0 must be auto or at least 1",
-    "hydra.launcher.timeout_s=-1": "timeout_s=-1.0 must be a number of seconds above 0, or null",
+    "hydra.launcher.timeout_s=-1": "timeout_s=-1.0 must be above 0, or null",
+    "hydra.launcher.timeout_s=1e300": r"timeout_s=1e\+300 must be at most 1000000000, or null\.",
+    "hydra.launcher.grace_s=nan": r"grace_s=nan must be 0 or more\.",
+    "hydra.launcher.nprocs=100000": r"nprocs=100000 must be at most 4096\.",
+    "hydra.launcher.threads=100000": "threads=100000 must be at most 4096",
 }
 IN_TURN = """
 import runpy, sys

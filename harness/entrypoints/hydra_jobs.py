@@ -106,8 +106,8 @@ def _refuse_run_dir(config: DictConfig) -> None:
     given = [override for override in overrides if override.startswith("hydra.run.dir=")]
     if given and {"-m", "--multirun"}.isdisjoint(sys.argv):
         folder = given[-1].partition("=")[2]
-        said = f"{given[-1]} names the folder of a single run, and every run is a sweep: use hydra.sweep.dir={folder}."
-        raise ConfigError(said)
+        sentence = f"{given[-1]} names the folder of a single run, and every run is a sweep: use hydra.sweep.dir={folder}."
+        raise ConfigError(sentence)
 
 
 def _run_all(context: HydraContext, function: TaskFunction, batch: list[Composed], jobs: Sequence[Job]) -> list[JobReturn]:
@@ -249,7 +249,7 @@ def _leave(interruption: Interrupted, folder: SweepDir) -> None:
     # A second Ctrl-C has nothing left to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     done = f" What was done is shown by: python -m harness.compare {shlex.quote(shown(folder.path))}"
-    said = f"\n{interruption}: all ranks were stopped.{done if folder.index.exists() else ''}"
-    print(said, file=sys.stderr, flush=True)
+    sentence = f"\n{interruption}: all ranks were stopped.{done if folder.index.exists() else ''}"
+    print(sentence, file=sys.stderr, flush=True)
     registry.close_all()
     sys.exit(128 + interruption.number)

@@ -62,8 +62,8 @@ def shared_folders(batch: Sequence[Composed]) -> list[str]:
     for composed in batch:
         owner = owners.setdefault(composed.folder, composed.number)
         if owner != composed.number:
-            said = f"job {composed.number} would write over job {owner}, into {composed.folder}"
-            sentences.append(f"{said}: put ${{hydra.job.num}} into hydra.sweep.subdir.")
+            sentence = f"job {composed.number} would write over job {owner}, into {composed.folder}"
+            sentences.append(f"{sentence}: put ${{hydra.job.num}} into hydra.sweep.subdir.")
     return sentences
 
 

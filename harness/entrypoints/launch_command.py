@@ -257,9 +257,11 @@ def _is_consequence(result: RunResult) -> bool:
 def _tell_unused(asked: argparse.Namespace) -> None:
     """Say what is not used although somebody may count on it."""
     if asked.ips is not None:
-        said = "--ips is an old option: leave it out on one machine; for several there are --nnodes, --node_rank and --master."
-        print(said, file=sys.stderr, flush=True)
+        sentence = (
+            "--ips is an old option: leave it out on one machine; for several there are --nnodes, --node_rank and --master."
+        )
+        print(sentence, file=sys.stderr, flush=True)
     port = os.environ.get("MASTER_PORT")
     if port is not None and asked.master is None:
-        said = f"MASTER_PORT={port} of the environment is not used; --master=127.0.0.1:{port} would be."
-        print(said, file=sys.stderr, flush=True)
+        sentence = f"MASTER_PORT={port} of the environment is not used; --master=127.0.0.1:{port} would be."
+        print(sentence, file=sys.stderr, flush=True)

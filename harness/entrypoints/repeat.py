@@ -26,28 +26,30 @@ def groups(reports: Sequence[JobReport], aa: bool) -> list[list[JobReport]]:
     Args:
         aa: Whether a launcher is to be compared with itself, so that a job without a counterpart makes a group too.
     """
-    found: list[list[JobReport]] = []
+    linked_groups: list[list[JobReport]] = []
     for report in reports:
         if report.plan.train is None or report.result.status != "ok":
             continue
         if report.plan.overwrites_its_start(RunDir(report.folder)) or done_before(report, reports) is not None:
             # What it went on from is gone, or its launches would be those of another job.
             continue
-        linked = [group for group in found if any(may_pair(one.plan, report.plan) for one in group)]
+        linked = [group for group in linked_groups if any(may_pair(member.plan, report.plan) for member in group)]
         joined = sorted([*chain.from_iterable(linked), report], key=_number)
-        found = sorted([*(group for group in found if group not in linked), joined], key=lambda group: _number(group[0]))
-    return [group for group in found if len(group) > 1 or aa]
+        linked_groups = sorted(
+            [*(group for group in linked_groups if group not in linked), joined], key=lambda group: _number(group[0])
+        )
+    return [group for group in linked_groups if len(group) > 1 or aa]
 
 
 def done_before(report: JobReport, reports: Sequence[JobReport]) -> int | None:
     """Return the number of an earlier job whose launches are these: wrapping one rank changes nothing where there are more."""
     plan = report.plan
-    for one in reports:
-        alike = (one.plan.method, one.plan.start_method) == (plan.method, plan.start_method) and plan.nprocs > 1
-        if one.plan.job >= plan.job or not alike or one.result.status != "ok":
+    for earlier in reports:
+        alike = (earlier.plan.method, earlier.plan.start_method) == (plan.method, plan.start_method) and plan.nprocs > 1
+        if earlier.plan.job >= plan.job or not alike or earlier.result.status != "ok":
             continue
-        if differences(one.plan, plan).keys() == {"ddp.wrap_one_rank"}:
-            return one.plan.job
+        if differences(earlier.plan, plan).keys() == {"ddp.wrap_one_rank"}:
+            return earlier.plan.job
     return None
 
 
@@ -76,7 +78,7 @@ def run_trials(group: Sequence[JobReport], pairs: int, machine: Mapping[str, str
             trial = Trial(slot.order, slot.pair, slot.replaces, aa, among=_number(group[0]))
             by_arm[slot.arm] = report = dataclasses.replace(report, trials=(*report.trials, _launch(report, trial)))
             yield report
-        waiting = repeats(slots, [launch for one in by_arm.values() for launch in trials_of(one, machine)])
+        waiting = repeats(slots, [launch for report in by_arm.values() for launch in trials_of(report, machine)])
         slots += waiting
 
 

@@ -14,7 +14,7 @@ from harness.run.environment import current_folder, usable_cores, wanted_threads
 from harness.run.launch_methods import traits_of
 from harness.run.launch_settings import LaunchSettings, SweepSettings
 from harness.run.placement import Placement, place
-from harness.run.plan import START_METHODS, RunPlan, Task, TrainPlan
+from harness.run.plan import RunPlan, Task, TrainPlan
 from harness.run.setting import settings_of
 
 Answer = TypeVar("Answer")
@@ -142,16 +142,6 @@ def _problems_of_start(settings: Settings) -> list[Problem]:
             _is_not_whole(settings.nprocs),
             Problem("{nprocs}={count!r} must be a whole number, or -1 for all.", count=settings.nprocs),
         ),
-        (
-            settings.start_method not in START_METHODS,
-            Problem(
-                "{start_method}={name} is unknown; use {known}.", name=settings.start_method, known=", ".join(START_METHODS)
-            ),
-        ),
-        (
-            settings.timeout_s is not None and not _is_above(settings.timeout_s, 0),
-            Problem("{timeout_s}={seconds!r} must be a number of seconds above 0, or {null}.", seconds=settings.timeout_s),
-        ),
     ]
     problems = [problem for is_wrong, problem in checks if is_wrong]
     return problems or [*_out_of_bounds(settings)]
@@ -159,7 +149,7 @@ def _problems_of_start(settings: Settings) -> list[Problem]:
 
 def _out_of_bounds(settings: Settings) -> Iterator[Problem]:
     for each in (*settings_of(LaunchSettings), *settings_of(SweepSettings)):
-        if each.bound is not None and (demand := each.bound.demand(getattr(settings, each.name))):
+        if each.bound is not None and (demand := each.bound.demand(getattr(settings, each.name), null="{null}")):
             yield Problem(f"{{{each.name}}}={{value}} {demand}", value=getattr(settings, each.name))
 
 
@@ -167,24 +157,22 @@ def _is_not_whole(value: object) -> bool:
     return isinstance(value, bool) or not isinstance(value, int)
 
 
-def _is_above(value: object, limit: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > limit
-
-
 def _placed(settings: Settings, environ: Mapping[str, str]) -> Placement:
     needed = _BACKEND_OF.get(settings.device_type or "")
     if needed is not None and settings.backend in {*_BACKEND_OF.values()} - {needed}:
-        said = "{devices}={ids} goes with {backend}={needed}, not with {backend}={name}."
-        raise ConfigError(Problem(said, ids=settings.devices, needed=needed, name=settings.backend))
+        sentence = "{devices}={ids} goes with {backend}={needed}, not with {backend}={name}."
+        raise ConfigError(Problem(sentence, ids=settings.devices, needed=needed, name=settings.backend))
     placement = place(settings.backend, settings.nprocs, settings.devices, usable_cores(), environ, registry.machine)
     kind = settings.device_type
     if kind is not None and placement.devices and placement.device != kind:
-        said = "{devices}={ids} names devices of type {kind}, but {backend}={name} is for {device}."
-        raise ConfigError(Problem(said, ids=settings.devices, kind=kind, name=placement.backend, device=placement.device))
+        sentence = "{devices}={ids} names devices of type {kind}, but {backend}={name} is for {device}."
+        raise ConfigError(Problem(sentence, ids=settings.devices, kind=kind, name=placement.backend, device=placement.device))
     if traits_of(settings.method).needs_one_rank and placement.nprocs != 1:
         means = f" means {placement.nprocs} here" if settings.nprocs == -1 else ""
-        said = "{method}=inline runs one rank in this process, but {nprocs}={count}{means}. Use {nprocs}=1, or {method}=spawn."
-        raise ConfigError(Problem(said, count=settings.nprocs, means=means))
+        sentence = (
+            "{method}=inline runs one rank in this process, but {nprocs}={count}{means}. Use {nprocs}=1, or {method}=spawn."
+        )
+        raise ConfigError(Problem(sentence, count=settings.nprocs, means=means))
     return placement
 
 
@@ -194,10 +182,10 @@ def _problems_of_training(settings: Settings, nprocs: int) -> list[Problem | str
         return []
     problems: list[Problem | str] = [*train.problems(nprocs)]
     if pairs > 0 and train.steps is not None and 1 <= train.steps <= train.warmup_steps:
-        said = (
+        sentence = (
             "{pairs}={count} compares measured steps, and steps={steps} leaves none after warmup_steps={warmup}: "
             "use steps={more} or more."
         )
         values = {"steps": train.steps, "warmup": train.warmup_steps, "more": train.warmup_steps + 1}
-        problems.append(Problem(said, count=pairs, **values))
+        problems.append(Problem(sentence, count=pairs, **values))
     return problems

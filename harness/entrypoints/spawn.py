@@ -218,10 +218,10 @@ def _prepare(func: Callable[..., Any], args: Sequence[Any], nprocs: int, options
         # If torch has to be asked, this process answers.
         registry.warm_up()
     if "MASTER_PORT" in os.environ and RUN_DIR not in os.environ:
-        said = (
+        sentence = (
             f"MASTER_PORT={os.environ['MASTER_PORT']} of the environment is not used: rank 0 offers a port that it has bound."
         )
-        warnings.warn(said, RuntimeWarning, stacklevel=3)
+        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
     plan = plan_of(settings)
     if tells:
         print(summary(plan), file=sys.stderr, flush=True)
@@ -295,8 +295,8 @@ def _with_what_is_lost(result: RunResult, run: RunDir) -> RunResult:
     if failed is None or failed.failure is None or "hung" in result.marks or run.error(failed.rank).exists():
         return result
     kind = failed.failure.type
-    said = f"{kind} could not be brought here, as pickle cannot write and read it: `except {kind}` does not catch it."
-    return replace(result, message=f"{result.message} {said}")
+    sentence = f"{kind} could not be brought here, as pickle cannot write and read it: `except {kind}` does not catch it."
+    return replace(result, message=f"{result.message} {sentence}")
 
 
 def _pass_on(interruption: Interrupted) -> NoReturn:

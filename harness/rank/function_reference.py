@@ -51,8 +51,8 @@ def find_function(task: Task) -> Callable[..., Any]:
     if not task.module:
         return _here[task.name]
     for attribute, index, candidate in _candidates(sys.modules[task.module]):
-        same = (attribute, index, _line_of(candidate)) == (task.attribute, task.index, task.line)
-        if same and getattr(candidate, "__qualname__", task.name) == task.name:
+        is_there = (attribute, index, _line_of(candidate)) == (task.attribute, task.index, task.line)
+        if is_there and getattr(candidate, "__qualname__", task.name) == task.name:
             return candidate
     raise ConfigError(
         f"{task.name} (line {task.line}) is not in {task.module} when a rank loads it. Has the file changed, "

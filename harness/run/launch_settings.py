@@ -28,7 +28,7 @@ class LaunchSettings:
         schema=600.0,
         above=0,
         at_most=MOST_SECONDS,
-        or_null=", or null",
+        or_null=", or {null}",
     )
     grace_s: float = setting(1.0, "seconds from SIGTERM to SIGKILL", path="launcher.grace_s", at_least=0, at_most=MOST_SECONDS)
     backend: str = setting("auto", path="backend.name", schema=MISSING)

@@ -60,14 +60,14 @@ def place(backend: str, nprocs: int, devices: str | None, cores: int, environ: M
         BackendUnavailable: The backend cannot run here with that many ranks.
     """
     if nprocs != -1 and nprocs < 1:
-        said = (
+        sentence = (
             "{nprocs}={count} must be at least 1, or -1 for every visible device (on the CPU: every core this process may use)."
         )
-        raise ConfigError(Problem(said, count=nprocs))
+        raise ConfigError(Problem(sentence, count=nprocs))
     if backend not in BACKENDS:
-        said = "{backend}={name} is unknown. Backends are {known}; usable here: {usable}."
+        sentence = "{backend}={name} is unknown. Backends are {known}; usable here: {usable}."
         usable = listed_usable(probe(), environ)
-        raise BackendUnavailable(Problem(said, name=backend, known=", ".join(BACKENDS), usable=usable))
+        raise BackendUnavailable(Problem(sentence, name=backend, known=", ".join(BACKENDS), usable=usable))
     if backend == "gloo" or (backend == "auto" and not devices and not may_have_accelerator()):
         return _on_cpu(backend, nprocs, devices, cores)
     machine = probe()
@@ -100,8 +100,8 @@ def _too_few(backend: str, nprocs: int, kind: str, visible: int) -> Problem:
 def _on_cpu(backend: str, nprocs: int, devices: str | None, cores: int) -> Placement:
     if devices:
         why = "{backend}=gloo runs" if backend == "gloo" else "{backend}=auto found no accelerator, so gloo runs"
-        said = " ranks on the CPU and cannot honour {devices}={ids}. Drop the list, or use {backend}=nccl."
-        raise ConfigError(Problem(why + said, ids=devices))
+        sentence = " ranks on the CPU and cannot honour {devices}={ids}. Drop the list, or use {backend}=nccl."
+        raise ConfigError(Problem(why + sentence, ids=devices))
     reason = "auto: no accelerator" if backend == "auto" else "as asked"
     return Placement("gloo", reason, "cpu", cores if nprocs == -1 else nprocs)
 
@@ -111,14 +111,14 @@ def _choose(backend: str, machine: Machine, environ: Mapping[str, str]) -> tuple
     if backend == "auto":
         return _find_out(machine)
     if backend == "bkcl" and "bkcl" not in machine.groups:
-        said = (
+        sentence = (
             "{backend}=bkcl is not available: this torch build has no process group of that name "
             "(Kunlun's PyTorch plugin registers it). Available here: {usable}."
         )
-        raise BackendUnavailable(Problem(said, usable=listed_usable(machine, environ)))
+        raise BackendUnavailable(Problem(sentence, usable=listed_usable(machine, environ)))
     if backend == "nccl" and "nccl" not in machine.groups:
-        said = "{backend}=nccl is not available: this torch build ({torch}) has no NCCL. Available here: {usable}."
-        raise BackendUnavailable(Problem(said, torch=machine.torch, usable=listed_usable(machine, environ)))
+        sentence = "{backend}=nccl is not available: this torch build ({torch}) has no NCCL. Available here: {usable}."
+        raise BackendUnavailable(Problem(sentence, torch=machine.torch, usable=listed_usable(machine, environ)))
     return backend, "as asked"
 
 
@@ -130,11 +130,11 @@ def _find_out(machine: Machine) -> tuple[str, str]:
         return "bkcl", f"auto: {seen['xpu']} {_unit('xpu', seen['xpu'])} visible"
     if seen:
         kind = next(iter(seen))
-        said = (
+        sentence = (
             "{backend}=auto is unknown for the accelerator {kind} ({count} visible): this harness knows no process group "
             "for it. Use {backend}=gloo to train on the CPU."
         )
-        raise BackendUnavailable(Problem(said, kind=kind, count=seen[kind]))
+        raise BackendUnavailable(Problem(sentence, kind=kind, count=seen[kind]))
     return "gloo", "auto: no accelerator"
 
 
@@ -157,13 +157,13 @@ def _choose_devices(devices: str | None, nprocs: int, visible: Sequence[str], ki
     absent = [entry for entry in ids if entry not in visible]
     if absent:
         seen = ", ".join(visible) or "none"
-        said = "{devices}={ids}: {absent} is not visible here. Visible: {seen}."
-        raise ConfigError(Problem(said, ids=devices, absent=absent[0], seen=seen))
+        sentence = "{devices}={ids}: {absent} is not visible here. Visible: {seen}."
+        raise ConfigError(Problem(sentence, ids=devices, absent=absent[0], seen=seen))
     if len(set(ids)) != len(ids):
         raise ConfigError(Problem("{devices}={ids} names a device twice.", ids=devices))
     if nprocs not in (-1, len(ids)):
-        said = "{devices}={ids} names {number} devices, but {nprocs}={count}. Make them equal."
-        raise ConfigError(Problem(said, ids=devices, number=len(ids), count=nprocs))
+        sentence = "{devices}={ids} names {number} devices, but {nprocs}={count}. Make them equal."
+        raise ConfigError(Problem(sentence, ids=devices, number=len(ids), count=nprocs))
     return ids
 
 

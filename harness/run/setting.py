@@ -26,7 +26,7 @@ class Bound:
         at_least, above, at_most: Of a number, which must be finite too.
         choices: Of a name.
         words: Unit, or meaning, of the least number.
-        or_null: How the sentence ends where null is a way out.
+        or_null: How the sentence ends where null is a way out, which ``{null}`` leaves each door to name.
     """
 
     at_least: float | None = None
@@ -36,12 +36,12 @@ class Bound:
     words: str = ""
     or_null: str = ""
 
-    def demand(self, value: Any) -> str:
+    def demand(self, value: Any, null: str = "null") -> str:
         """Return what ``value`` must be, as the end of a sentence; nothing where it is that."""
         if value is None:
             return ""
         broken = self._demand_of_name(value) if self.choices else self._demand_of_number(value)
-        return broken and f"{broken}{self.or_null}."
+        return broken and f"{broken}{self.or_null.format(null=null)}."
 
     def _demand_of_name(self, value: Any) -> str:
         if value in self.choices:
