@@ -114,6 +114,7 @@ def _default_job(seen: Machine) -> Finding:
 
 
 def _machine_findings() -> list[Finding]:
+    # macOS has no affinity to ask for.
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = cgroup_quota()
     limit = f"a quota of {quota:g}" if quota else "no quota"

@@ -24,5 +24,6 @@ class Console:
         try:
             print(line, file=stream, flush=True)
         except UnicodeEncodeError:
+            # A rank may print what this terminal, or LANG=C, has no letters for.
             encoding = stream.encoding or "ascii"
             print(line.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)

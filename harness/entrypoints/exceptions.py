@@ -42,6 +42,7 @@ def _own_exception(result: RunResult, run: RunDir) -> Exception | None:
     try:
         error = pickle.loads(run.error(result.failed_rank).read_bytes())
     except Exception:
+        # Its class may need arguments, or a module, that this process does not have.
         return None
     # A KeyboardInterrupt or SystemExit of a rank is none of this process.
     return error if isinstance(error, Exception) else None

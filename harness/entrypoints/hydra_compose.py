@@ -48,6 +48,7 @@ def compose(context: HydraContext, config: DictConfig, overrides: Sequence[str],
         if job.hydra.job.chdir is None:
             # As Hydra itself decides it, by the app's version_base.
             job.hydra.job.chdir = not version.base_at_least("1.2")
+    # Each time: the resolver hydra: reads what was set last, and the next step needs what this one has added.
     HydraConfig.instance().set_config(job)
     folder = os.path.abspath(os.path.join(str(job.hydra.sweep.dir), str(job.hydra.sweep.subdir)))
     with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
@@ -74,6 +75,7 @@ def resolve(node: Any) -> None:
 
 def _replace(node: Any, key: Any) -> None:
     try:
+        # Reading resolves; what is written back is no interpolation any more.
         value = node[key]
         node[key] = value
     except OmegaConfBaseException:
@@ -95,6 +97,7 @@ def write_folder(composed: Composed) -> None:
         OmegaConf.save(composed.task_config(), beside / "config.yaml")
         OmegaConf.save(hydra, beside / "hydra.yaml")
         OmegaConf.save(composed.config.hydra.overrides.task, beside / "overrides.yaml")
+    # Pickled rather than written as YAML: a value may be of a class that the app's schema defines.
     task = composed.task_config() if composed.config.hydra.launcher.train is None else None
     content = pickle.dumps({"task": task, "hydra": composed.config})
     write_whole(RunDir(composed.folder).config, content)

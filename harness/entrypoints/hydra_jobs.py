@@ -207,6 +207,7 @@ def _said_of(trial: Trial | None, planned: int) -> str:
 def _run_one(composed: Composed, job: Job, reporters: Reporters) -> RunResult:
     reporters.started(job)
     result = run_job(job.plan, job.run, reporters)
+    # A rank that ran inline, in this process, has left the job's logging behind.
     configure_log(composed.config.hydra.hydra_logging, composed.config.hydra.verbose)
     if result.status != "ok":
         _tell_job_log(composed, result.account)
@@ -217,6 +218,7 @@ def _run_one(composed: Composed, job: Job, reporters: Reporters) -> RunResult:
 def _tell_job_log(composed: Composed, message: str) -> None:
     """Add the parent's own verdict on a failed job to the job's log."""
     configure_log(composed.config.hydra.job_logging, composed.config.hydra.verbose)
+    # The screen has its own message: the log file alone lacks one.
     for handler in list(logging.getLogger().handlers):
         if not isinstance(handler, logging.FileHandler):
             logging.getLogger().removeHandler(handler)

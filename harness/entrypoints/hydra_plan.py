@@ -27,6 +27,7 @@ def plan_all(batch: Sequence[Composed], function: TaskFunction) -> list[Job]:
     Raises:
         ConfigError: Any of them has a setting that cannot work; all such settings of all jobs are named.
     """
+    # A function that has no name can run in this very process alone: where any job starts another, it must be found by name.
     methods = {settings_of(composed.config)["method"] for composed in batch}
     task = describe_function(function, inline=all(traits_of(method).needs_one_rank for method in methods))
     jobs, problems = [], []
@@ -60,6 +61,7 @@ def shared_folders(batch: Sequence[Composed]) -> list[str]:
     owners: dict[Path, int] = {}
     sentences = []
     for composed in batch:
+        # The first to come owns the folder.
         owner = owners.setdefault(composed.folder, composed.number)
         if owner != composed.number:
             sentence = f"job {composed.number} would write over job {owner}, into {composed.folder}"
@@ -71,6 +73,7 @@ def plan_one(composed: Composed, task: Task) -> Job:
     """Return one job's plan and folder."""
     asked = settings_of(composed.config)
     devices = asked["devices"]
+    # Hydra takes [4,5] for a list, '4,5' in quotes for a text, and 4,5 for a sweep.
     listed = ",".join(map(str, devices)) if isinstance(devices, list) else devices
     train = TrainPlan.from_config(asked["train"]) if asked["train"] else None
     settings = Settings(

@@ -157,6 +157,7 @@ def script_task(path: str, arguments: Sequence[str]) -> Task:
 
 def _require_python(script: Path, path: str) -> None:
     try:
+        # Here rather than in each rank, where the same mistake would be told N times, after the time to start.
         compile(script.read_bytes(), path, "exec", dont_inherit=True)
     except OSError as error:
         raise ConfigError(f"The script {path!r} cannot be read: {error.strerror}.") from None
@@ -174,6 +175,7 @@ def module_task(name: str, arguments: Sequence[str]) -> Task:
     """
     path: Sequence[str] | None = None
     for number, part in enumerate(name.split("."), start=1):
+        # importlib.util.find_spec would import the packages on the way, which may import torch.
         spec = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[:number]) if path is None else part, path)
         if spec is None:
             raise ConfigError(f"There is no module {name!r}{_hint_for_file(name)}.")
@@ -229,6 +231,7 @@ def _require_free(port: int, master: str) -> None:
         ConfigError: It is.
     """
     with socket.socket() as probe:
+        # As torch's store binds it: a port that has just been closed is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))

@@ -34,5 +34,6 @@ def last_lines(path: Path, count: int = 20) -> str:
     if not path.exists():
         return ""
     with path.open("rb") as file:
+        # Of a log of gigabytes only the end is read.
         file.seek(max(0, path.stat().st_size - 200 * count))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-count:])

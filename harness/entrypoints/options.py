@@ -83,6 +83,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
     words = list(arguments)
     while words:
         word = words.pop(0)
+        # Not left to argparse, which would take the script's own options for the command's.
         if word == "--":
             return options, words or None
         if not word.startswith("-") or word == "-":
@@ -221,8 +222,9 @@ class _Once(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
         seen = vars(namespace).setdefault("_seen", {})
-        if seen.setdefault(self.dest, (option_string, values))[1] != values:
-            first, value = seen[self.dest]
+        first, value = seen.setdefault(self.dest, (option_string, values))
+        # By identity first: nan differs from itself.
+        if value is not values and value != values:
             raise ConfigError(f"{first}={value} and {option_string}={values} contradict each other.")
         setattr(namespace, self.dest, values)
 

@@ -34,6 +34,7 @@ class _Pickler(pickle.Pickler):
     refers_to_main = False
 
     def reducer_override(self, obj: Any) -> Any:
+        # Asked of functions and classes too, before pickle puts down their names.
         if getattr(obj, "__module__", None) == "__main__" and hasattr(obj, "__qualname__"):
             self.refers_to_main = True
         return NotImplemented
@@ -58,6 +59,7 @@ def pickle_call(func: Callable[..., Any], args: Sequence[Any]) -> Call:
     if not isinstance(args, tuple | list):
         raise ConfigError(f"args={_short(args)} must be a tuple of the function's arguments: args=({_short(args)},).")
     _require_fitting(func, args)
+    # By itself first, so that the message says which of the two is at fault.
     try:
         pickle.dumps(func)
     except Exception as error:
@@ -80,6 +82,7 @@ def _require_fitting(func: Callable[..., Any], args: Sequence[Any]) -> None:
     try:
         signature = inspect.signature(func)
     except (TypeError, ValueError):
+        # Of a function written in C there may be none to look at.
         return
     try:
         signature.bind(*args)
@@ -129,35 +132,15 @@ def main_of(call: Call) -> tuple[str | None, str | None]:
     return path, module
 
 
-def require_guard(path: str | None) -> None:
-    """Refuse a call that the main script makes outside of its main guard: in a rank that loads it, or here where it has none.
-
-    Args:
-        path: Of the main script, where ranks have to load one.
+def require_guard() -> None:
+    """Refuse a call that a rank comes to while it loads the main script, whose main guard should have kept it out.
 
     Raises:
         ConfigError: The call is such a one.
     """
     loading = loading_main()
-    if loading is None and path is not None and _is_running_main(path) and not _mentions_name(path):
-        loading = path
     if loading is not None:
         raise ConfigError(_GUARD.format(path=os.path.basename(loading)))
-
-
-def _is_running_main(path: str) -> bool:
-    """Return True where the main script's own lines are being run, rather than something that was started otherwise."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "<module>" and os.path.abspath(frame.f_code.co_filename) == path:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
-
-def _mentions_name(path: str) -> bool:
-    with open(path, "rb") as file:  # noqa: PTH123
-        return b"__name__" in file.read()
 
 
 def require_no_group() -> None:

@@ -75,8 +75,10 @@ def plan_of(settings: Settings) -> RunPlan:
     environ = {**os.environ, **settings.variables}
     errors: list[WrongSettings] = [ConfigError(problem) for problem in _problems_of_start(settings)]
     if _is_not_whole(settings.nprocs):
+        # Nothing further can be looked at: the rest of the checks count with it.
         raise _joined(errors, settings)
     placement = _try(lambda: _placed(settings, environ), errors)
+    # Where the ranks cannot be placed, the other settings are still checked, with as many as were asked for.
     nprocs = placement.nprocs if placement else max(1, settings.nprocs)
     threads = _try(lambda: wanted_threads(environ, settings.threads, usable_cores(), nprocs), errors)
     cwd = _try(current_folder, errors)
@@ -144,6 +146,7 @@ def _problems_of_start(settings: Settings) -> list[Problem]:
         ),
     ]
     problems = [problem for is_wrong, problem in checks if is_wrong]
+    # Bounds are compared as numbers, so what is no number comes first.
     return problems or [*_out_of_bounds(settings)]
 
 

@@ -83,6 +83,7 @@ class SpawnContext:
         self._run = folder.run()
         write_whole(self._run.call, call)
         self._attempt = Attempt(plan, self._run, Console())
+        # It must hold nothing that leads to this context, which would then never be dropped.
         self._end = weakref.finalize(self, _clean, self._attempt, folder, os.getpid())
         # Not before _end_all has waited.
         self._end.atexit = False
@@ -118,6 +119,7 @@ class SpawnContext:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def _start(self) -> None:
+        # No time to watch is still time to start.
         self._watch(timeout=0.0)
         self.processes = [RankProcess(process, rank) for rank, process in enumerate(self._attempt.processes)]
 
@@ -200,11 +202,10 @@ def spawn(
 
 
 def _prepare(func: Callable[..., Any], args: Sequence[Any], nprocs: int, options: Mapping[str, Any]) -> SpawnContext:
-    require_guard(None)
+    require_guard()
     tells = _check_options(options)
     call = pickle_call(func, args)
     path, module = main_of(call)
-    require_guard(path)
     if path is None and call.refers_to_main:
         raise ConfigError(
             f"spawn() cannot hand {name_of(func)} to its ranks: it was typed into a notebook or prompt, or read from standard "
@@ -303,6 +304,7 @@ def _pass_on(interruption: Interrupted) -> NoReturn:
     """Let a signal that came while ranks ran do what it does without them."""
     if interruption.number == signal.SIGINT:
         raise KeyboardInterrupt from None
+    # The signal's own action ends this process without the exit functions that would do this.
     registry.close_all()
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()

@@ -32,6 +32,7 @@ def describe_function(function: Callable[..., Any], inline: bool = False) -> Tas
         raise ConfigError(
             f"{name} cannot be loaded in the ranks: it was typed in, or read from standard input. Save it as a file."
         )
+    # Its own module first, which decorators may name wrongly; then whoever else has it.
     for holder in dict.fromkeys([module, "__main__", *sys.modules]):
         for attribute, index, candidate in _candidates(sys.modules.get(holder)):
             if candidate is function:
@@ -51,6 +52,7 @@ def find_function(task: Task) -> Callable[..., Any]:
     if not task.module:
         return _here[task.name]
     for attribute, index, candidate in _candidates(sys.modules[task.module]):
+        # Line and index besides the name: one name may lead to several functions of one decorator.
         is_there = (attribute, index, _line_of(candidate)) == (task.attribute, task.index, task.line)
         if is_there and getattr(candidate, "__qualname__", task.name) == task.name:
             return candidate
@@ -87,6 +89,7 @@ def _cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
+        # A cell that nothing has been put into yet.
         return None
 
 

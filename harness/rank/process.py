@@ -80,6 +80,7 @@ def run_rank(path: str, forked: bool) -> int:
 
 def _forget_exit_functions() -> None:
     """Drop what the process that this one was forked from wants done at its own end."""
+    # Private, but there is no public way to forget functions that are not at hand; without it every forked rank fails at once.
     atexit._clear()
     if "multiprocessing.util" in sys.modules:
         atexit.register(sys.modules["multiprocessing.util"]._exit_function)
@@ -218,6 +219,7 @@ def _part(run: RunDir, rank: int, world_size: int, record: Recorder) -> None:
 def leave(code: int) -> NoReturn:
     """End this process as Python does, short of tearing down the interpreter: with a process group that can hang."""
     try:
+        # What Python itself calls at its end: threads that are no daemons are waited for, then exit functions run.
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):

@@ -67,9 +67,11 @@ def _run_script(plan: RunPlan, who: RankEnvironment, record: Recorder) -> None:
         else:
             sys.argv[:] = [plan.task.path, *plan.task.arguments]
             if not os.path.isdir(plan.task.path):
+                # As under python train.py; runpy does it for folders alone.
                 sys.path.insert(0, str(Path(plan.task.path).resolve().parent))
             runpy.run_path(plan.task.path, run_name="__main__")
     except SystemExit as leaving:
+        # As an end of the process it would skip what a rank still has to record.
         if leaving.code not in (None, 0):
             raise
 

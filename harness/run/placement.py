@@ -146,6 +146,7 @@ def device_of_bkcl(machine: Machine) -> str:
 def visible_ids(kind: str, count: int, environ: Mapping[str, str]) -> list[str]:
     """Return the absolute ids of the visible devices, in their order."""
     variable = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "XPU_VISIBLE_DEVICES"}.get(kind)
+    # What a scheduler has left visible: ordinal N of this process is the Nth of these.
     named = [entry.strip() for entry in environ.get(variable or "", "").split(",") if entry.strip()]
     return named[:count] if named else [str(number) for number in range(count)]
 
@@ -180,6 +181,7 @@ def _has_device(name: str, machine: Machine) -> bool:
 
 def may_have_accelerator() -> bool:
     """Return True where a device file or an installed torch plugin makes it worth asking torch."""
+    # Asking torch costs an import of seconds, which a machine without any such file is spared.
     if any(glob.glob(pattern) for pattern in _ACCELERATOR_FILES):
         return True
     return bool(importlib.metadata.entry_points(group="torch.backends"))
