@@ -25,6 +25,7 @@ from harness.launchers.temp_dir import TempDir
 from harness.launchers.torchrun import TorchrunLauncher
 from harness.run.folder import RunDir
 from harness.run.job import alone_in
+from harness.run.launch_methods import method_for_scripts
 from harness.run.plan import RunPlan, Task
 from harness.run.record import RunResult
 
@@ -81,7 +82,7 @@ def make_plan(asked: argparse.Namespace, task: Task) -> RunPlan:
         device_type=_LISTS[option] if option is not None else None,
         timeout_s=asked.timeout_s,
         threads=asked.threads,
-        method="torchrun" if needs_engine else "launch",
+        method=method_for_scripts(needs_engine),
         sys_path=sys.path if asked.module else _path_of_scripts(),
         master_port=_address(asked.master)[1] if asked.master is not None and asked.nnodes == 1 else None,
         max_restarts=asked.max_restarts,

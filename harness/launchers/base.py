@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from harness.run.environment import RankEnvironment
 from harness.run.folder import RunDir
@@ -57,6 +57,17 @@ class Launcher(Protocol):
         """End what the launcher keeps alive between runs."""
 
 
+class WarmLauncher(Launcher, Protocol):
+    """A launcher of which a server outlives its runs, as its traits say."""
+
+    @property
+    def is_warm(self) -> bool:
+        """True where the server has been started."""
+
+    def warm(self) -> Any:
+        """Return the server, which imports torch meanwhile; its ``probe()`` tells what it sees of this machine."""
+
+
 def start_each(starts: Iterable[Callable[[], Process]]) -> list[Process]:
     """Start processes one after another; if one cannot be started, none is left."""
     started: list[Process] = []
@@ -78,6 +89,7 @@ def module_command(module: str, *arguments: str) -> list[str]:
     Flags of this interpreter (``-O``, ``-W``, ``-X``) are that one's too, as ``multiprocessing`` has it.
     """
     # Private, and what multiprocessing itself starts its children with; no public function puts the flags together.
+    # Held by tests/launchers/test_private_behaviour.py, as whatever else is private of Python and torch.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-P", "-m", module, *arguments]
 

@@ -21,13 +21,13 @@ def give_up_stalled() -> None:
 
 
 def _descriptors() -> set[int]:
-    found = set()
+    descriptors = set()
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
-            found.add(stream.fileno())
+            descriptors.add(stream.fileno())
         except (OSError, ValueError, AttributeError):
             continue
-    return found
+    return descriptors
 
 
 def _takes(descriptor: int, patience_s: float) -> bool:

@@ -74,8 +74,8 @@ def judge_agent(result: RunResult, run: RunDir) -> RunResult:
 
 def log_of(run: RunDir, rank: int) -> str:
     """Return where to look for what a rank said; an interpreter that did not come up says it elsewhere."""
-    own = run.log(rank)
-    return _shown(own if own.exists() or not run.launcher_log.exists() else run.launcher_log)
+    log = run.log(rank)
+    return _shown(log if log.exists() or not run.launcher_log.exists() else run.launcher_log)
 
 
 def _failed(result: RunResult, message: str, rank: int, see: str) -> RunResult:

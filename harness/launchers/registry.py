@@ -11,10 +11,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from harness.errors import HarnessError
-from harness.launchers.base import Launcher, module_command
+from harness.launchers.base import Launcher, WarmLauncher, module_command
 from harness.launchers.inline import InlineLauncher
 from harness.launchers.launch import LaunchLauncher
 from harness.launchers.spawn import SpawnLauncher
@@ -45,9 +45,7 @@ def launcher(method: str) -> Launcher:
 
 def warm_up() -> None:
     """Have the warm server import torch from now on, while this process goes on."""
-    spawn = launcher("spawn")
-    assert isinstance(spawn, SpawnLauncher)
-    spawn.warm()
+    _warm_launcher().warm()
 
 
 def warm_up_for(arguments: Sequence[str]) -> None:
@@ -58,15 +56,19 @@ def warm_up_for(arguments: Sequence[str]) -> None:
         warm_up()
 
 
+def _warm_launcher() -> WarmLauncher:
+    return cast(WarmLauncher, launcher(next(name for name in LAUNCHERS if traits_of(name).server_start_method)))
+
+
 def _may_use_server(names: str) -> bool:
     return any(traits_of(name).server_start_method for name in names.split(","))
 
 
 def probe() -> dict[str, Any]:
     """Return what a process with torch sees of this machine: the warm server if there is one, else one for the purpose."""
-    spawn = _launchers.get("spawn")
-    if isinstance(spawn, SpawnLauncher) and spawn.is_warm:
-        return spawn.warm().probe()
+    served = _warm_launcher()
+    if served.is_warm:
+        return dict(served.warm().probe())
     environment = {**os.environ, "PYTHONPATH": import_path(os.environ)}
     command = module_command("harness.rank.backend")
     try:

@@ -49,15 +49,15 @@ class WarmServer:
         # Threads of this process may each have a run whose ranks come from here.
         self._lock = threading.RLock()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._channel, theirs = map(_above_standard, socket.socketpair())
-        with theirs:
+        self._channel, servers_end = map(_above_standard, socket.socketpair())
+        with servers_end:
             self._child = subprocess.Popen(
-                module_command("harness.launchers.server", str(theirs.fileno()), str(os.getpid())),
+                module_command("harness.launchers.server", str(servers_end.fileno()), str(os.getpid())),
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[servers_end.fileno()],
                 start_new_session=True,
             )
         _servers.add(self)

@@ -168,10 +168,10 @@ def _adopt(backend: str) -> ParallelEnv:
             RuntimeWarning,
             stacklevel=3,
         )
-    found = ParallelEnv()
+    place_now = ParallelEnv()
     # The group that is remembered may have been left, by an inline rank, or by the script that made another since.
-    if not _joined or repr(_joined[0]) != repr(found):
-        _joined[:] = [found]
+    if not _joined or repr(_joined[0]) != repr(place_now):
+        _joined[:] = [place_now]
     return _joined[0]
 
 
@@ -196,11 +196,11 @@ def _choose(backend: str, who: RankEnvironment, plan: RunPlan | None) -> tuple[s
         if backend in ("auto", plan.backend):
             return plan.backend, plan.device
         if not plan.backend_reason.startswith("auto"):
-            said = (
+            contradiction = (
                 "init_parallel_env(backend={asked!r}) contradicts the launcher, which was asked for "
                 "{backend}={name}. Leave one of the two out."
             )
-            raise ConfigError(Problem(said, asked=backend, name=plan.backend))
+            raise ConfigError(Problem(contradiction, asked=backend, name=plan.backend))
     placement = place(backend, who.local_world_size, None, usable_cores(), os.environ, _machine)
     return placement.backend, placement.device
 
@@ -242,8 +242,8 @@ def _device_without_group() -> str:
         return plan.device
     if not may_have_accelerator():
         return "cpu"
-    seen = _machine().devices
-    return next((kind for kind in ("cuda", "xpu") if seen.get(kind)), "cpu")
+    devices = _machine().devices
+    return next((kind for kind in ("cuda", "xpu") if devices.get(kind)), "cpu")
 
 
 def _set_device(device: str, who: RankEnvironment) -> None:
@@ -285,13 +285,13 @@ def _require_rendezvous(who: RankEnvironment) -> None:
     """
     if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
         return
-    found = slurm_rendezvous(os.environ)
-    if found is None:
+    rendezvous = slurm_rendezvous(os.environ)
+    if rendezvous is None:
         raise ConfigError(
             f"RANK={who.rank} and WORLD_SIZE={who.world_size} are set, but not both of MASTER_ADDR and MASTER_PORT, so the "
             "ranks cannot meet. Start the script by python -m harness.launch, torchrun or srun."
         )
-    host, port = found
+    host, port = rendezvous
     os.environ.update({**who.variables(), "MASTER_PORT": str(port), "MASTER_ADDR": os.environ.get("MASTER_ADDR", host)})
 
 

@@ -85,6 +85,7 @@ class _Tying:
 
     def move_in(self) -> None:
         """Take the temporary folder, in a child that ``multiprocessing`` has made."""
+        # Private, as in used_by_multiprocessing().
         if self.temp_dir is not None:
             multiprocessing.current_process()._config["tempdir"] = str(self.temp_dir)  # type: ignore[attr-defined]
 
@@ -108,6 +109,7 @@ def used_by_multiprocessing(temp_dir: Path, outlives_it: bool = False) -> Iterat
     Args:
         outlives_it: True where this process goes on when the folder is gone: then only its children keep sockets there.
     """
+    # Private: where multiprocessing looks for both. A variable would be heeded by whatever else this process starts.
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     ours = {"semprefix": f"/{temp_dir.name}"} | ({} if outlives_it else {"tempdir": str(temp_dir)})
     before = {name: config.get(name) for name in ours}

@@ -35,7 +35,7 @@ def offer_store(run: RunDir, who: RankEnvironment, wanted: int | None = None) ->
         HarnessError: This machine has no port to give.
     """
     port = _own_store(run, wanted) if who.rank == 0 else _await_port(run)
-    # With an agent's store, torch makes every rank a client.
+    # Undocumented: where torch's agent has a store, torch makes every rank a client of it, and here there is one.
     os.environ.update(MASTER_ADDR=_HOST, MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
 
 
@@ -79,9 +79,9 @@ def _await_port(run: RunDir) -> int:
     """Return rank 0's port; the supervisor ends this rank if rank 0 never comes to offer one."""
     while True:
         if run.store.exists():
-            said = read_json(run.store)
-            if said["attempt"] == _attempt():
-                return int(said["port"])
+            offer = read_json(run.store)
+            if offer["attempt"] == _attempt():
+                return int(offer["port"])
         time.sleep(0.002)
 
 

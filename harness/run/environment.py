@@ -29,7 +29,7 @@ PARENT = "HARNESS_PARENT"
 """Process id of a rank's parent, with which it dies."""
 
 UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""Keeps torch's elastic agent from serving a store; of no meaning to its ranks."""
+"""Keeps torch's elastic agent from serving a store; of no meaning to its ranks. Undocumented: a test sees what listens."""
 
 _STALE = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING"

@@ -72,11 +72,11 @@ def first_to_fall(ends: Sequence[End]) -> End | None:
     failed = [end for end in ends if end.has_failed]
     if not failed:
         return None
-    own = [end for end in failed if not end.is_consequence and not end.left_early]
+    causes = [end for end in failed if not end.is_consequence and not end.left_early]
     early = [end for end in ends if end.left_early]
     # One that vanished comes before those that have returned from their task.
     vanished = [end for end in early if end.result.status == "unfinished" and "finished" not in end.result.marks]
-    return min(own or vanished or early or failed, key=lambda end: end.t)
+    return min(causes or vanished or early or failed, key=lambda end: end.t)
 
 
 def judge(ends: Sequence[End], logs: Sequence[str], marks: dict[str, float]) -> RunResult:
@@ -163,24 +163,24 @@ def describe_others(first: End, others: Sequence[End]) -> str:
     if first.server is not None or (first.result.failure is not None and first.result.failure.mistake):
         return ""
     failed = [end for end in others if end.has_failed]
-    same = [end.rank for end in failed if not end.is_consequence and _is_same(end, first)]
-    other = [end.rank for end in failed if not end.is_consequence and not _is_same(end, first)]
-    followed = [end.rank for end in failed if end.is_consequence]
+    alike = [end.rank for end in failed if not end.is_consequence and _is_same(end, first)]
+    unlike = [end.rank for end in failed if not end.is_consequence and not _is_same(end, first)]
+    consequences = [end.rank for end in failed if end.is_consequence]
     stopped = [end.rank for end in others if not end.has_failed and end.stopped]
     sentences = [
-        (same, "failed in the same way"),
-        (other, "failed by themselves after it" if len(other) > 1 else "failed by itself after it"),
-        (followed, "failed as a consequence"),
+        (alike, "failed in the same way"),
+        (unlike, "failed by themselves after it" if len(unlike) > 1 else "failed by itself after it"),
+        (consequences, "failed as a consequence"),
         (stopped, "were stopped" if len(stopped) > 1 else "was stopped"),
     ]
     return "".join(f"{listed(ranks)} {what}. " for ranks, what in sentences if ranks)
 
 
 def _is_same(end: End, first: End) -> bool:
-    mine, its = end.result.failure, first.result.failure
-    if mine is None or its is None:
+    failure, first_failure = end.result.failure, first.result.failure
+    if failure is None or first_failure is None:
         return _how(end) == _how(first)
-    return (mine.type, mine.message) == (its.type, its.message)
+    return (failure.type, failure.message) == (first_failure.type, first_failure.message)
 
 
 def _how(end: End) -> tuple[str, int, int | None]:
