@@ -76,11 +76,13 @@ class Whole:
     Attributes:
         exact: In float64.
         single: In the precision of the comparison.
+        in_splits: The loss as ranks with other parts of the batch would have it, of the first batch.
         in_other_orders: Returns the loss with the samples in other orders.
     """
 
     exact: WholeGradient
     single: WholeGradient
+    in_splits: Sequence[float]
     in_other_orders: Callable[[], list[float]]
 
 
@@ -195,7 +197,9 @@ class WholeBatch:
         single = exact if dtype is not None else reference.whole.gradient(batch, None)
         _require_meaning(exact)
         _require_meaning(single)
-        return Whole(exact, single, lambda: reference.whole.losses_in_other_orders(batch, dtype))
+        is_first = taken.number == self._taken[0].number
+        splits = reference.whole.losses_in_splits(batch, dtype) if is_first else []
+        return Whole(exact, single, splits, lambda: reference.whole.losses_in_other_orders(batch, dtype))
 
     def _error(self, number: int, loss: float, gradients: Gradients, whole: Whole, dtype: torch.dtype | None) -> Mathematics:
         exact, single = whole.exact, whole.single
@@ -210,10 +214,11 @@ class WholeBatch:
         else:
             ratios = excess_ratios(gradients, single.gradients, exact.gradients, u)
         scale = max(abs(exact.loss) * u, 1e-300)
-        if abs(loss - exact.loss) > scale * (MOST_LOSS_ERROR if dtype is None else MOST_IN_FLOAT64 / u):
+        error = max(abs(other - exact.loss) for other in (loss, *whole.in_splits))
+        if error > scale * (MOST_LOSS_ERROR if dtype is None else MOST_IN_FLOAT64 / u):
             # Of a loss that nearly cancels, or of large numbers of which it is the difference, rounding takes more.
             scale = max(scale, *(abs(other - exact.loss) for other in (single.loss, *whole.in_other_orders())))
-        return Mathematics(step=number, ratios=ratios, loss_error=abs(loss - exact.loss) / scale)
+        return Mathematics(step=number, ratios=ratios, loss_error=error / scale)
 
 
 def _require_meaning(whole: WholeGradient) -> None:
