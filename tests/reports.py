@@ -61,7 +61,13 @@ def plan_of(job, method="spawn", nprocs=1, **train):
     recipe = {"_target_": "recipes.mnist.Mnist", "lr": 0.1, "root": None, "betas": [0.9, 0.99]}
     trained = TrainPlan(**{"recipe": recipe, "global_batch_size": 32, "steps": 12, **train})
     return RunPlan(
-        Task("hydra"), job, method, nprocs=nprocs, backend="gloo", backend_reason="auto: no accelerator", train=trained
+        Task("train", module="harness.train", name="train"),
+        job,
+        method,
+        nprocs=nprocs,
+        backend="gloo",
+        backend_reason="auto: no accelerator",
+        train=trained,
     )
 
 

@@ -56,9 +56,9 @@ def require_same_training(plan: RunPlan, other: RunPlan) -> None:
     Raises:
         NotComparable: They do; it names every setting with both values.
     """
-    found = differences(plan, other)
-    if found:
-        named = ", ".join(f"{name} is {mine} against {theirs}" for name, (mine, theirs) in found.items())
+    differing = differences(plan, other)
+    if differing:
+        named = ", ".join(f"{name} is {value} against {value_there}" for name, (value, value_there) in differing.items())
         raise NotComparable(f"job {plan.job} cannot be compared with job {other.job}: {named}.")
 
 

@@ -40,7 +40,7 @@ figure { margin: 0; } figure svg { display: block; width: 100%; min-width: 34rem
 figcaption { color: var(--soft); font-size: .9rem; overflow-wrap: anywhere; }
 details { margin: .5rem 0; } summary { cursor: pointer; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; }
-nav a { margin-right: 1rem; } a { color: var(--good); }
+nav a { margin-right: 1rem; display: inline-block; } a { color: var(--good); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media (max-width: 40rem) { body { padding: .7rem; } h1 { font-size: 1.2rem; } th, td { padding: .3rem .45rem; } }
@@ -102,6 +102,7 @@ def table_html(table: Table) -> str:
     ]
     frame = "wide long" if len(rows) > LONG else "wide"
     body = "\n".join(rows)
+    # What scrolls in its own frame must be within reach of a keyboard.
     return f'<div class="{frame}" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 
@@ -140,10 +141,10 @@ def _failures(sweep: SweepReport) -> list[str]:
 
 
 def _failure(job: JobReport) -> str:
-    said = f"<p><strong>Job {job.plan.job}:</strong> {escape(job.result.account)}</p>"
+    account = f"<p><strong>Job {job.plan.job}:</strong> {escape(job.result.account)}</p>"
     fallen = [rank for rank in job.result.ranks if rank.rank == job.result.failed_rank and rank.failure is not None]
     traces = [escape(rank.failure.traceback) for rank in fallen if rank.failure is not None]
-    return said + "".join(f"<details><summary>Traceback</summary><pre>{trace}</pre></details>" for trace in traces)
+    return account + "".join(f"<details><summary>Traceback</summary><pre>{trace}</pre></details>" for trace in traces)
 
 
 def _verdicts(sweep: SweepReport) -> list[str]:
@@ -164,9 +165,9 @@ def _verdict(job: JobReport) -> str:
 
 def _checks(sweep: SweepReport) -> list[str]:
     """Return a section with every check of the verified jobs, folded unless one is red."""
-    found, rest = check_tables(sweep)
-    body = "".join(map(_checks_table, found)) + _sentences(filter(None, [rest]))
-    return [_section("every-check", "Every check", body)] if found else []
+    shown, rest = check_tables(sweep)
+    body = "".join(map(_checks_table, shown)) + _sentences(filter(None, [rest]))
+    return [_section("every-check", "Every check", body)] if shown else []
 
 
 def _checks_table(table: ChecksTable) -> str:
@@ -175,6 +176,7 @@ def _checks_table(table: ChecksTable) -> str:
 
 
 def _figure(picture: Picture) -> str:
+    # Drawn into the page itself, a picture takes the page's colours, light or dark, and needs no second file.
     svg = picture.svg.read_text().replace("<svg", f'<svg role="img" aria-label="{escape(picture.alt)}"', 1)
     return f'<figure><div class="wide">{svg}</div><figcaption>{escape(picture.alt)}</figcaption></figure>'
 

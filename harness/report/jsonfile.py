@@ -66,7 +66,7 @@ def _job(job: JobReport) -> dict[str, Any]:
         "rival": job.rival,
         "pace": _speed(job.pace) if job.pace else None,
         "start": _speed(job.start) if job.start else None,
-        "resolutions": [dataclasses.asdict(one) for one in job.resolutions],
+        "resolutions": [dataclasses.asdict(resolution) for resolution in job.resolutions],
         "unresolved": job.unresolved,
         "identical_to": job.identical_to,
         "verdict": tables.state(job),
@@ -75,6 +75,7 @@ def _job(job: JobReport) -> dict[str, Any]:
 
 
 def _speed(speed: PerformanceVerdict) -> dict[str, Any]:
+    # Of times, not of speeds: below 1 is faster.
     interval = [speed.interval.low, speed.interval.high] if speed.interval else None
     known = {"verdict": speed.verdict, "time_ratio": speed.ratio, "interval": interval, "pairs": speed.pairs}
     return {**known, "margin": speed.margin, "sentences": list(speed.sentences)}

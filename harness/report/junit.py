@@ -44,12 +44,13 @@ def _case(job: JobReport, sweep: SweepReport) -> ElementTree.Element:
     name = f"{job.plan.job} {tables.run_name(job, sweep.jobs)}"
     case = ElementTree.Element("testcase", {"classname": "job", "name": name, **seconds})
     check = _red(job)
+    # A red check that stopped the run is one failure, not an error beside it: build servers count a case once.
     if check is not None:
         _problem(case, "failure", f"{check.name} {check.title}: {check.detail}", str(dict(check.where or {})))
     elif job.result.status != "ok":
         _problem(case, "error", job.result.account, _trace(job))
-    elif said := failed_launches(job):
-        _problem(case, "error", said, said)
+    elif sentence := failed_launches(job):
+        _problem(case, "error", sentence, sentence)
     ElementTree.SubElement(case, "system-out").text = f"{visible(job.folder)}\n{tables.verified_cell(job)}"
     return case
 
@@ -64,5 +65,5 @@ def _problem(case: ElementTree.Element, kind: str, message: str, text: str) -> N
 
 
 def _trace(job: JobReport) -> str:
-    found = [rank.failure.traceback for rank in job.result.ranks if rank.rank == job.result.failed_rank and rank.failure]
-    return found[0] if found else job.result.account
+    traces = [rank.failure.traceback for rank in job.result.ranks if rank.rank == job.result.failed_rank and rank.failure]
+    return traces[0] if traces else job.result.account

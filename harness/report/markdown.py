@@ -46,9 +46,9 @@ def sweep_markdown(sweep: SweepReport) -> str:
 
 def _checks(sweep: SweepReport) -> list[str]:
     """Return every check of the verified jobs, with its bound or the reason why it was left out."""
-    found, rest = check_tables(sweep)
-    parts = [part for table in found for part in (f"### {_escaped(table.title)}", table_markdown(table.table))]
-    return ["## Every check", *parts, rest] if found else []
+    shown, rest = check_tables(sweep)
+    parts = [part for table in shown for part in (f"### {_escaped(table.title)}", table_markdown(table.table))]
+    return ["## Every check", *parts, rest] if shown else []
 
 
 def summary(sweep: SweepReport) -> str:
@@ -96,6 +96,7 @@ def _localised(check: Check) -> str:
 
 def _escaped(text: str) -> str:
     """Return ``text`` so that Markdown and HTML in it stay text, on one line."""
+    # The backslash is the first, as the others get one.
     for character in "\\|*_<>[]`#":
         text = text.replace(character, f"\\{character}" if character not in "<>" else {"<": "&lt;", ">": "&gt;"}[character])
     return " ".join(text.split())

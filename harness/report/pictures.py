@@ -48,18 +48,19 @@ class Pictures:
     def report(self, sweep: SweepReport) -> None:
         """Draw them, in place of older ones."""
         folder = Path(sweep.folder) / FOLDER
+        # Even where none are drawn: those that lie there are of another sweep.
         shutil.rmtree(folder, ignore_errors=True)
         if sum(job.plan.train is not None for job in sweep.jobs) < self._min_jobs and not sweep.faults:
             return
         from harness.report.figures.charts import drawings
 
-        found = drawings(sweep)
-        if not found:
+        drawn = drawings(sweep)
+        if not drawn:
             return
         folder.mkdir(parents=True)
-        for drawing in found:
+        for drawing in drawn:
             drawing.save(folder)
-        write_json(folder / "index.json", [{"name": d.name, "title": d.title, "alt": d.alt} for d in found])
+        write_json(folder / "index.json", [{"name": d.name, "title": d.title, "alt": d.alt} for d in drawn])
 
 
 def read_pictures(sweep: Path) -> list[Picture]:
@@ -68,10 +69,10 @@ def read_pictures(sweep: Path) -> list[Picture]:
     if not (folder / "index.json").exists():
         return []
     entries = visible(read_json(folder / "index.json"))
-    found = [
+    pictures = [
         Picture(e["name"], e["title"], e["alt"], folder / f"{e['name']}.svg", folder / f"{e['name']}.png") for e in entries
     ]
-    return [picture for picture in found if all(_is_inside(path, sweep) for path in (picture.svg, picture.png))]
+    return [picture for picture in pictures if all(_is_inside(path, sweep) for path in (picture.svg, picture.png))]
 
 
 def _is_inside(path: Path, sweep: Path) -> bool:

@@ -62,14 +62,16 @@ def _hold(folder: Path, baseline: SweepReport | None, table_only: bool) -> bool:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    said = (__doc__ or "").replace("``", "")
-    made = argparse.ArgumentParser(prog="python -m harness.compare", description=said, allow_abbrev=False)
-    made.add_argument(
+    description = (__doc__ or "").replace("``", "")
+    command_line = argparse.ArgumentParser(prog="python -m harness.compare", description=description, allow_abbrev=False)
+    command_line.add_argument(
         "folders", nargs="+", metavar="DIR", help="folder of a sweep, or of several: outputs/DAY/TIME, outputs/DAY"
     )
-    made.add_argument("--baseline", metavar="DIR", help="folder of an earlier sweep that each DIR is held against, job by job")
-    made.add_argument("--table-only", action="store_true", help="write no files: only show the tables")
-    return made
+    command_line.add_argument(
+        "--baseline", metavar="DIR", help="folder of an earlier sweep that each DIR is held against, job by job"
+    )
+    command_line.add_argument("--table-only", action="store_true", help="write no files: only show the tables")
+    return command_line
 
 
 def report(sweep: SweepReport, table_only: bool = False) -> None:

@@ -101,13 +101,13 @@ def _is_reporter(name: str, target: str) -> bool:
     from hydra.utils import get_object
 
     try:
-        found = get_object(target)
+        kind = get_object(target)
     except Exception as error:  # a module of the user's may raise whatever it likes
         reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
         raise ConfigError(f"report.reporters.{name} is not made again: {target} cannot be imported ({reason}).") from error
-    if not inspect.isclass(found):
+    if not inspect.isclass(kind):
         raise ConfigError(f"report.reporters.{name} is not made again: {target} is no class, and only classes are.")
-    report = inspect.getattr_static(found, "report", None)
+    report = inspect.getattr_static(kind, "report", None)
     if report is None:
         return False
     if not inspect.isfunction(report) or len(inspect.signature(report).parameters) != 2:

@@ -172,7 +172,7 @@ def _replayed(job: JobReport, sweep: SweepReport) -> _JobEvents:
     events = _JobEvents(Path(job.folder), job, sweep.jobs, offset, began)
     for scalar in (scalar for rank in job.result.ranks for scalar in rank.scalars):
         events.take(0, {"event": "scalar", **vars(scalar)})
-    evaluations = {one.step: one for one in (job.result.ranks[0].evaluations if job.result.ranks else ())}
+    evaluations = {evaluation.step: evaluation for evaluation in (job.result.ranks[0].evaluations if job.result.ranks else ())}
     for parts in zip(*(rank.steps for rank in job.result.ranks), strict=False):
         events.step([_as_event(step) for step in parts])
         if parts[0].step in evaluations:
@@ -234,13 +234,13 @@ def _value(value: Any) -> Value:
 def final_metrics(job: JobReport) -> dict[str, float]:
     """Return what a job came to, without what is not known; HParams shows the first five metrics by name."""
     losses = job.result.losses()
-    found = {
+    metrics = {
         "final/first_step_s": times.typical_first_step_s(job),
         "final/step_ms": times.step_s(job) * 1e3,
         "final/samples_per_s": times.samples_per_s(job),
         "final/loss": losses[-1] if losses else math.nan,
     }
-    return {name: value for name, value in found.items() if not math.isnan(value)}
+    return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
 def verdict_metric(job: JobReport) -> float | None:

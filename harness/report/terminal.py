@@ -131,8 +131,8 @@ def traceback_of_another(result: RunResult) -> list[str]:
 
 def headline(jobs: Sequence[Job]) -> list[str]:
     """Return what jobs of the harness's own training have in common, in words."""
-    said = [_facts_of(job) for job in jobs]
-    return [word for word in said[0] if all(word in other for other in said)]
+    facts = [_facts_of(job) for job in jobs]
+    return [word for word in facts[0] if all(word in other for other in facts)]
 
 
 def _facts_of(job: Job) -> list[str]:
@@ -174,8 +174,8 @@ def closing(sweep: SweepReport, width: int) -> list[str]:
         ways.append(("Report:", f"{folder}/report.html"))
     if any(_has_events(job) for job in sweep.jobs):
         ways.append(("Look:", f"tensorboard --logdir {shlex.quote(_log_dir(folder))}"))
-    one = "      ".join(" ".join(way) for way in ways)
-    return [one] if len(one) <= width else [line for label, typed in ways for line in _way(label, typed, width)]
+    row = "      ".join(" ".join(way) for way in ways)
+    return [row] if len(row) <= width else [line for label, typed in ways for line in _way(label, typed, width)]
 
 
 def _weights(sweep: SweepReport) -> list[tuple[str, str]]:
@@ -239,8 +239,8 @@ class _Progress:
         elif event["event"] == "facts" and "num_steps" in event:
             self._total = event["num_steps"]
         elif event["event"] == "trial" and rank == 0:
-            said = (f"red at {event['fired']}" if event["fired"] else "green") if event["ran"] else "does not apply"
-            self._say(f"audit {event['number']} of {event['total']}  {event['fault'].replace('_', ' ')}  {said}")
+            outcome = (f"red at {event['fired']}" if event["fired"] else "green") if event["ran"] else "does not apply"
+            self._say(f"audit {event['number']} of {event['total']}  {event['fault'].replace('_', ' ')}  {outcome}")
         elif event["event"] == "scalar":
             self._logged.take(event)
         elif event["event"] == "evaluation" and rank == 0:
@@ -252,8 +252,8 @@ class _Progress:
         while self._held and (last is None or self._held[0]["step"] <= last):
             event = self._held.pop(0)
             means = {name: ratio(*pair) for name, pair in event["metrics"].items()}
-            found = "  ".join(f"{name} {mean:.4g}" for name, mean in means.items())
-            self._say(f"evaluation after step {event['step'] + 1}  {found}")
+            numbers = "  ".join(f"{name} {mean:.4g}" for name, mean in means.items())
+            self._say(f"evaluation after step {event['step'] + 1}  {numbers}")
 
     def _step(self, parts: Sequence[Mapping[str, Any]]) -> None:
         done = parts[0]["step"] + 1

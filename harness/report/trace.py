@@ -45,11 +45,11 @@ Span = tuple[str, float, float]
 
 def phases_of(job: JobReport) -> dict[int, list[Span]]:
     """Return when each rank was in which phase."""
-    found = {}
+    spans = {}
     for rank in job.result.ranks:
         marks = marks_of(job, rank)
-        found[rank.rank] = list(_spans(phases(marks), min(marks.values(), default=0.0)))
-    return found
+        spans[rank.rank] = list(_spans(phases(marks), min(marks.values(), default=0.0)))
+    return spans
 
 
 def _spans(parts: Sequence[Phase], begin: float) -> Iterator[Span]:

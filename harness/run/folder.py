@@ -196,6 +196,7 @@ def has_end(path: Path) -> bool:
     if not path.exists():
         return False
     with path.open("rb") as file:
+        # Enough for the last line, which holds a failure's texts and a returned value, of a file that may be large.
         file.seek(max(0, path.stat().st_size - 1_000_000))
         *_, last = [b"", *file.read().splitlines()]
     return last.startswith(b'{"event": "end"')
@@ -203,6 +204,7 @@ def has_end(path: Path) -> bool:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write ``path`` so that a reader sees all of ``content`` or what was there before, never a part."""
+    # Beside it, as a rename is whole within one file system only; by the process's number, as several may write at once.
     aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
     try:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)

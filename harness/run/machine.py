@@ -29,17 +29,18 @@ def machine_facts() -> dict[str, str]:
 
 
 def _cpu(path: Path) -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", path.read_text(), re.MULTILINE) if path.exists() else None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
+    line = re.search(r"^model name\s*:\s*(.+)$", path.read_text(), re.MULTILINE) if path.exists() else None
+    return line.group(1).strip() if line else platform.processor() or platform.machine()
 
 
 def _memory(path: Path) -> str:
-    found = re.search(r"^MemTotal:\s*(\d+) kB", path.read_text(), re.MULTILINE) if path.exists() else None
-    return f"{int(found.group(1)) / 2**20:.1f} GiB" if found else ""
+    line = re.search(r"^MemTotal:\s*(\d+) kB", path.read_text(), re.MULTILINE) if path.exists() else None
+    return f"{int(line.group(1)) / 2**20:.1f} GiB" if line else ""
 
 
 def _version(name: str) -> str:
     try:
+        # Of the installed package: to import torch for its version takes seconds.
         return version(name)
     except PackageNotFoundError:
         return ""

@@ -108,6 +108,7 @@ class Recorder:
         """Keep the exception with its type, where it survives pickling and can be written; its text is in the record."""
         try:
             content = pickle.dumps(error)
+            # Many exceptions can be pickled and then not read: those with arguments of their own, for instance.
             pickle.loads(content)
             write_whole(path, content)
         except Exception:
@@ -119,6 +120,7 @@ def failure_of(error: BaseException, cwd: str | None = None) -> Failure:
     return Failure(
         type=type(error).__name__,
         message=_text_of(error),
+        # A message of ours says what to mend; the line in here that raised it would only lead away.
         where="" if isinstance(error, HarnessError) else _where(error, cwd or os.getcwd()),
         traceback=_traceback_of(error),
         collective=any(map(_is_collective, _chain(error))),
@@ -179,7 +181,7 @@ def _from_users_code(trace: TracebackType | None) -> TracebackType | None:
 
 def _where(error: BaseException, cwd: str) -> str:
     """Return the line that raised, if it is the user's; else the cause's, behind what a library made of it; else any."""
-    stacks = [frames for one in _chain(error) if (frames := traceback.extract_tb(one.__traceback__))]
+    stacks = [frames for cause in _chain(error) if (frames := traceback.extract_tb(cause.__traceback__))]
     for frames in stacks:
         if not _is_library(frames[-1].filename):
             return _shown(frames[-1], cwd)
@@ -205,6 +207,7 @@ def _is_collective(error: BaseException) -> bool:
         return True
     if not isinstance(error, RuntimeError):
         return False
+    # Backends raise a bare RuntimeError, which only its place and its words tell from the user's own.
     frames = traceback.extract_tb(error.__traceback__)
     in_torch = any(f"torch{os.sep}distributed" in f.filename or f"torch{os.sep}autograd" in f.filename for f in frames)
     return in_torch and bool(_COLLECTIVE.search(str(error)))
@@ -212,6 +215,7 @@ def _is_collective(error: BaseException) -> bool:
 
 def _as_json(value: Any) -> Any:
     """Return ``value`` where JSON holds it as it is, else None: the pickle beside the record holds the rest."""
+    # Else a large value is written out only to be thrown away.
     if sys.getsizeof(value) > 100_000:
         return None
     try:

@@ -32,7 +32,7 @@ class PairEvidence:
 def pair_evidence(arms: Sequence[Mapping[int, Launch]], quantity: Quantity, margin: float) -> PairEvidence:
     """Return what a comparison of two arms rests on."""
     pairs = {pair: (arms[0][pair], arms[1][pair]) for pair in sorted(arms[0].keys() & arms[1].keys())}
-    dirty = {pair: found for pair, both in pairs.items() if (found := reasons(both))}
+    dirty = {pair: causes for pair, both in pairs.items() if (causes := reasons(both))}
     vague = {pair: why for pair, both in pairs.items() if pair not in dirty and (why := doubts(both, quantity))}
     clean = [both for pair, both in pairs.items() if pair not in dirty | vague]
     # Subtracting in one arm alone, or in some pairs, would make a difference of its own.
@@ -59,11 +59,11 @@ def contradict(logs: Sequence[float], raw_logs: Sequence[float], margin: float) 
     They do with another claim of their own, or where their interval leaves out the adjusted ratio. Raw times that are
     merely too noisy for a claim do not: the noise is what the adjustment is for.
     """
-    ours, theirs = claim(logs, margin), claim(raw_logs, margin)
-    if ours in ("inconclusive", theirs):
+    claimed, raw = claim(logs, margin), claim(raw_logs, margin)
+    if claimed in ("inconclusive", raw):
         return False
     adjusted = math.log(stats.paired_ratio(logs).ratio)
-    return theirs != "inconclusive" or not stats.location_interval(raw_logs).contains(adjusted)
+    return raw != "inconclusive" or not stats.location_interval(raw_logs).contains(adjusted)
 
 
 def agreed(logs: Sequence[float], raw_logs: Sequence[float], margin: float) -> Claim:
@@ -84,14 +84,14 @@ def pair_logs(pairs: Sequence[Sequence[Launch]], quantity: Quantity, adjusted: b
         raise NotComparable(f"{pairs[0][0].arm} and {pairs[0][1].arm} cannot be compared: {error}.") from error
 
 
-def pairs_needed(found: PairEvidence) -> int | None:
+def pairs_needed(evidence: PairEvidence) -> int | None:
     """Return the forecast of :func:`stats.pairs_to_settle`.
 
     From one pair, how launches vary is guessed from how steps vary within them; start-up has nothing to guess from.
     """
-    if len(found.logs) > 1:
-        return stats.pairs_to_settle(stats.effective_sd(found.logs), found.margin)
-    if not found.clean or found.quantity == "start":
+    if len(evidence.logs) > 1:
+        return stats.pairs_to_settle(stats.effective_sd(evidence.logs), evidence.margin)
+    if not evidence.clean or evidence.quantity == "start":
         return None
-    shares = [stats.spread(launch.step_s) / stats.median(launch.step_s) for launch in found.clean[0]]
-    return stats.pairs_to_settle(math.hypot(*shares), found.margin) if all(shares) else None
+    shares = [stats.spread(launch.step_s) / stats.median(launch.step_s) for launch in evidence.clean[0]]
+    return stats.pairs_to_settle(math.hypot(*shares), evidence.margin) if all(shares) else None

@@ -163,7 +163,7 @@ def contamination(launch: Launch) -> list[str]:
     wait for each other too.
     """
     known = launch.others is not None and not launch.quiet
-    reasons = [f"{said} beside others on {launch.others:.2f} cores" for said in waiting(launch)] if known else []
+    reasons = [f"{wait} beside others on {launch.others:.2f} cores" for wait in waiting(launch)] if known else []
     if launch.throttled > 0:
         reasons.append(f"throttled {launch.throttled} times")
     if launch.major_faults > 0:
@@ -173,15 +173,15 @@ def contamination(launch: Launch) -> list[str]:
 
 def waiting(launch: Launch) -> list[str]:
     """Return how long ready tasks waited for a core, where that is more than usual, whoever made them wait."""
-    found = []
+    reasons = []
     share, switches = launch.delay_share, launch.involuntary_switches / max(1, len(launch.step_s))
     if share is not None and share > RUN_DELAY_LIMIT:
-        found.append(f"run-delay {100 * share:.1f} %")
+        reasons.append(f"run-delay {100 * share:.1f} %")
     if share is None and switches > SWITCHES_PER_STEP_LIMIT:
-        found.append(f"{switches:.1f} involuntary context switches per step")
+        reasons.append(f"{switches:.1f} involuntary context switches per step")
     if launch.cpu_pressure is not None and launch.cpu_pressure > CPU_PRESSURE_LIMIT:
-        found.append(f"CPU pressure {100 * launch.cpu_pressure:.1f} %")
-    return found
+        reasons.append(f"CPU pressure {100 * launch.cpu_pressure:.1f} %")
+    return reasons
 
 
 def untold(launch: Launch) -> str:
@@ -222,7 +222,7 @@ def require_comparable(launches: Sequence[Launch], varied: Iterable[str] = ()) -
     first = launches[0]
     for other in launches[1:]:
         values = [(name, of(other), of(first)) for name, of in CONDITIONS.items() if name not in set(varied)]
-        differing = "; ".join(f"{name} is {theirs} against {ours}" for name, theirs, ours in values if theirs != ours)
+        differing = "; ".join(f"{name} is {value} against {wanted}" for name, value, wanted in values if value != wanted)
         if differing:
             raise NotComparable(f"{_named(other, first)} cannot be compared with {_named(first, other)}: {differing}.")
 

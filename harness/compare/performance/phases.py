@@ -65,13 +65,13 @@ def phases(marks: Mapping[str, float]) -> list[Phase]:
     reached, owners = math.nan, set[Owner]()
     for name, owner in PHASES.items():
         owners.add(owner)
-        at = marks.get(name, math.nan)
-        if not math.isfinite(at):
+        end = marks.get(name, math.nan)
+        if not math.isfinite(end):
             continue
         if not math.isnan(reached):
-            result.append(Phase(name, max(0.0, at - reached), _sole(owners)))
+            result.append(Phase(name, max(0.0, end - reached), _sole(owners)))
         # max: after a mark made in advance, time goes on from the latest one, so that the phases add up.
-        reached, owners = at if math.isnan(reached) else max(reached, at), set()
+        reached, owners = end if math.isnan(reached) else max(reached, end), set()
     return result
 
 

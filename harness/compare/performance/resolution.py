@@ -74,7 +74,7 @@ def unresolved(launches: Sequence[Launch]) -> str:
     if disturbed:
         were = "was" if len(disturbed) == 1 else "were"
         return f"nothing can be said, {len(disturbed)} of {len(launches)} launches {were} disturbed ({disturbed[0][0]})"
-    doubtful = [said for launch in launches if (said := untold(launch))]
+    doubtful = [reason for launch in launches if (reason := untold(launch))]
     if doubtful:
         return f"nothing can be said of steps, {len(doubtful)} of {len(launches)} launches cannot tell ({doubtful[0]})"
     return f"nothing can be said, that needs 2 clean pairs, and there {'is 1' if clean == 1 else 'is none'}"

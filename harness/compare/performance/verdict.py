@@ -99,17 +99,17 @@ def compare(
     """
     arms = [counted(baseline, "the baseline"), counted(candidate, "the candidate")]
     require_comparable([*arms[0].values(), *arms[1].values()], varied)
-    found = pair_evidence(arms, quantity, MARGINS[quantity] if margin is None else margin)
-    verdict, needed = agreed(found.logs, found.raw_logs, found.margin), pairs_needed(found)
+    evidence = pair_evidence(arms, quantity, MARGINS[quantity] if margin is None else margin)
+    verdict, needed = agreed(evidence.logs, evidence.raw_logs, evidence.margin), pairs_needed(evidence)
     return PerformanceVerdict(
         verdict=verdict,
         quantity=quantity,
-        margin=found.margin,
-        adjusted=stats.paired_ratio(found.logs) if found.logs else None,
-        raw=stats.paired_ratio(found.raw_logs) if found.raw_logs else None,
-        pairs=len(found.clean),
-        contaminated=found.dirty,
-        untold=found.untold,
+        margin=evidence.margin,
+        adjusted=stats.paired_ratio(evidence.logs) if evidence.logs else None,
+        raw=stats.paired_ratio(evidence.raw_logs) if evidence.raw_logs else None,
+        pairs=len(evidence.clean),
+        contaminated=evidence.dirty,
+        untold=evidence.untold,
         needed_pairs=needed,
-        sentences=(headline(verdict, found, needed), *remarks(found)),
+        sentences=(headline(verdict, evidence, needed), *remarks(evidence)),
     )

@@ -45,32 +45,32 @@ def _said(verdict: Claim, logs: Sequence[float], margin: float) -> str:
     return f"{words.get(verdict) or f'{times(factor)}x {verdict}'} ({_interval(logs, verdict)})"
 
 
-def headline(verdict: Claim, found: PairEvidence, needed: int | None) -> str:
+def headline(verdict: Claim, evidence: PairEvidence, needed: int | None) -> str:
     """Return the verdict as a sentence."""
-    logs, margin = found.logs, found.margin
+    logs, margin = evidence.logs, evidence.margin
     if verdict != "inconclusive":
         return _said(verdict, logs, margin)
-    if not (logs or found.dirty or found.untold):
+    if not (logs or evidence.dirty or evidence.untold):
         return "inconclusive: no launch of one arm has a partner in the other"
     if not logs:
-        return f"inconclusive: no clean pair ({_left_out(found)})"
+        return f"inconclusive: no clean pair ({_left_out(evidence)})"
     if len(logs) == 1:
         guess = f"; if launches vary as much as steps do, {_settle(needed, 0, margin)}" if needed else ""
-        return f"inconclusive: {_only_one(found)} claims nothing beyond its own spread{guess}"
-    if contradict(logs, found.raw_logs, margin):
-        ours, theirs = (_said(claim(of, margin), of, margin) for of in (logs, found.raw_logs))
-        return f"inconclusive: without run-delay {ours}, but as measured {theirs}"
+        return f"inconclusive: {_only_one(evidence)} claims nothing beyond its own spread{guess}"
+    if contradict(logs, evidence.raw_logs, margin):
+        adjusted, raw = (_said(claim(of, margin), of, margin) for of in (logs, evidence.raw_logs))
+        return f"inconclusive: without run-delay {adjusted}, but as measured {raw}"
     return f"inconclusive: {_settle(needed, len(logs), margin)} ({_interval(logs, verdict)})"
 
 
-def _left_out(found: PairEvidence) -> str:
-    disturbed = [f"{plural(len(found.dirty), 'pair')} disturbed"] if found.dirty else []
-    vague = [why[0] for why in found.untold.values()]
+def _left_out(evidence: PairEvidence) -> str:
+    disturbed = [f"{plural(len(evidence.dirty), 'pair')} disturbed"] if evidence.dirty else []
+    vague = [why[0] for why in evidence.untold.values()]
     return ", ".join([*disturbed, *vague[:1]])
 
 
-def _only_one(found: PairEvidence) -> str:
-    others = len(found.dirty) + len(found.untold) + found.alone
+def _only_one(evidence: PairEvidence) -> str:
+    others = len(evidence.dirty) + len(evidence.untold) + evidence.alone
     return f"1 of {others + 1} pairs was clean, and one pair" if others else "one launch"
 
 
@@ -82,16 +82,16 @@ def _settle(needed: int | None, used: int, margin: float) -> str:
     return f"{more} {'more ' if used else ''}{'pair' if more == 1 else 'pairs'} would settle {_percent(margin)} %"
 
 
-def remarks(found: PairEvidence) -> list[str]:
+def remarks(evidence: PairEvidence) -> list[str]:
     """Return what the reader must know beside the verdict."""
-    notes = [f"pair {pair} is left out as disturbed: {', '.join(why)}." for pair, why in found.dirty.items()]
-    notes += [f"pair {pair} is left out, as nobody can tell: {', '.join(why)}." for pair, why in found.untold.items()]
-    if found.alone:
-        notes.append(f"left out, as the other arm's launch is missing: {found.alone}.")
-    if len(found.clean) == 1:
-        notes.append(_own_spreads(found.clean[0], found.quantity))
-    if found.quantity == "throughput" and found.clean:
-        notes.append(_on_adjustment(found))
+    notes = [f"pair {pair} is left out as disturbed: {', '.join(why)}." for pair, why in evidence.dirty.items()]
+    notes += [f"pair {pair} is left out, as nobody can tell: {', '.join(why)}." for pair, why in evidence.untold.items()]
+    if evidence.alone:
+        notes.append(f"left out, as the other arm's launch is missing: {evidence.alone}.")
+    if len(evidence.clean) == 1:
+        notes.append(_own_spreads(evidence.clean[0], evidence.quantity))
+    if evidence.quantity == "throughput" and evidence.clean:
+        notes.append(_on_adjustment(evidence))
     return notes
 
 
@@ -105,11 +105,11 @@ def _own_spreads(both: Sequence[Launch], quantity: Quantity) -> str:
     return " against ".join(reversed(parts)) + "."
 
 
-def _on_adjustment(found: PairEvidence) -> str:
-    if found.adjusted:
-        raw = stats.paired_ratio(found.raw_logs).ratio
-        return f"as measured, run-delay included: time ratio {times(raw)} ({_interval(found.raw_logs, 'slower')})."
-    launches = [launch for both in found.clean for launch in both]
+def _on_adjustment(evidence: PairEvidence) -> str:
+    if evidence.adjusted:
+        raw = stats.paired_ratio(evidence.raw_logs).ratio
+        return f"as measured, run-delay included: time ratio {times(raw)} ({_interval(evidence.raw_logs, 'slower')})."
+    launches = [launch for both in evidence.clean for launch in both]
     if any(launch.delay_share is None for launch in launches):
         return "run-delay was not recorded in every launch: times are as measured."
     own = next(launch for launch in launches if not adjustable(launch))

@@ -54,7 +54,7 @@ def loss_curves(sweep: SweepReport) -> Drawing | None:
         # Equal curves lie on top of each other: each is narrower than the one below.
         look, width = line(number), 1.2 + 0.5 * (len(labelled) - 1 - number)
         axes.plot(*_curve(job), **look, linewidth=width, label=named(job, sweep))
-        evaluations = [one for one in job.result.ranks[0].evaluations if "loss" in one.metrics]
+        evaluations = [evaluation for evaluation in job.result.ranks[0].evaluations if "loss" in evaluation.metrics]
         axes.plot(
             [e.step for e in evaluations], [e.means()["loss"] for e in evaluations], "o", color=look["color"], markersize=5
         )
@@ -117,8 +117,8 @@ def _phase_colours(phases: Sequence[Phase]) -> dict[tuple[str, str], str]:
             names[phase.owner].append(phase.phase)
     return {
         (name, owner): PHASE_COLOURS[owner][i % len(PHASE_COLOURS[owner])]
-        for owner, found in names.items()
-        for i, name in enumerate(found)
+        for owner, phase_names in names.items()
+        for i, name in enumerate(phase_names)
     }
 
 
@@ -129,8 +129,8 @@ def _stack(axes: Axes, row: int, phases: Sequence[Phase], colours: Mapping[tuple
         axes.barh(row, phase.seconds, left=left, height=0.65, linewidth=0, **look)
         left += phase.seconds
     launcher = sum(phase.seconds for phase in phases if phase.owner == "launcher")
-    said = f"{left:.2f} s = {launcher:.2f} + {left - launcher:.2f}"
-    axes.annotate(said, (left, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
+    sums = f"{left:.2f} s = {launcher:.2f} + {left - launcher:.2f}"
+    axes.annotate(sums, (left, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
 
 
 def _hatch(owner: str) -> str:
@@ -166,7 +166,7 @@ def step_times(sweep: SweepReport) -> Drawing | None:
 
 def _launched_steps(job: JobReport) -> list[float]:
     """Return the measured steps of all launches that the table's number is of."""
-    return [seconds for one in times.launches(job) for seconds in times.step_times(one)]
+    return [seconds for launch in times.launches(job) for seconds in times.step_times(launch)]
 
 
 def _distribution(axes: Axes, row: int, seconds: Sequence[float]) -> None:
@@ -192,8 +192,8 @@ def _ratios(axes: Axes, jobs: Sequence[JobReport]) -> None:
     for row, job in enumerate(jobs):
         speed = job.speed
         if speed is None or speed.ratio is None:
-            said = "baseline" if job.baseline == job.plan.job else "not compared"
-            axes.annotate(said, (1.0, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+            words = "baseline" if job.baseline == job.plan.job else "not compared"
+            axes.annotate(words, (1.0, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
             continue
         centre = 1 / speed.ratio
         if speed.interval is not None:

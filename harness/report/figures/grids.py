@@ -50,8 +50,8 @@ def grid(name: str, title: str, rows: Grid, what: str) -> Drawing | None:
 def _draw(axes: Axes, rows: Grid, columns: Sequence[str]) -> None:
     cells = [(x, y, row.get(column)) for y, row in enumerate(rows.values()) for x, column in enumerate(columns)]
     for status, (marker, colour) in MARKS.items():
-        found = [(x, y) for x, y, shown in cells if shown == status]
-        axes.plot([x for x, _ in found], [y for _, y in found], marker, color=colour, markersize=8)
+        marked = [(x, y) for x, y, shown in cells if shown == status]
+        axes.plot([x for x, _ in marked], [y for _, y in marked], marker, color=colour, markersize=8)
     axes.set_xticks(range(len(columns)), [shorten(column, 26) for column in columns], rotation=35, ha="right", fontsize=9)
     axes.set_yticks(range(len(rows)), [shorten(row) for row in rows])
     axes.set_xlim(-0.5, len(columns) - 0.5)
@@ -60,5 +60,5 @@ def _draw(axes: Axes, rows: Grid, columns: Sequence[str]) -> None:
 
 def _alt(title: str, rows: Grid, what: str) -> str:
     failed = {row: [column for column, status in cells.items() if status == "failed"] for row, cells in rows.items()}
-    said = [f"{row}: {', '.join(columns)}" for row, columns in failed.items() if columns]
-    return f"{title}: a row for {what}, a column for the check. Failed: {'; '.join(said[:20]) or 'none'}."
+    lines = [f"{row}: {', '.join(columns)}" for row, columns in failed.items() if columns]
+    return f"{title}: a row for {what}, a column for the check. Failed: {'; '.join(lines[:20]) or 'none'}."

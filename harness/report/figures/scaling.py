@@ -21,7 +21,7 @@ from harness.report.sweep.sweep_report import JobReport, SweepReport
 
 def scaling(sweep: SweepReport) -> Drawing | None:
     """Draw samples per second by number of ranks with the ideal line, for fixed global and for fixed local batches."""
-    panels = {kind: found for kind in ("strong", "weak") if (found := _series(trained(sweep), kind))}
+    panels = {kind: series for kind in ("strong", "weak") if (series := _series(trained(sweep), kind))}
     if not panels:
         return None
     made, all_axes = figure(3.6, len(panels))
@@ -29,9 +29,9 @@ def scaling(sweep: SweepReport) -> Drawing | None:
     for axes, (kind, series) in zip(all_axes, panels.items(), strict=True):
         crowded |= _scaling_panel(axes, kind, series, sweep)
     remark = " Hollow points are oversubscribed: more ranks than cores, so scaling is not defined." if crowded else ""
-    lines = [line for found in panels.values() for line in found.items()][:MOST_LINES]
-    said = [f"{name}: {', '.join(f'{n} ranks {rate:.0f}/s' for n, (rate, _) in points.items())}" for name, points in lines]
-    alt = f"Samples per second by number of ranks, with ideal lines. {'; '.join(said)}.{remark}"
+    lines = [line for series in panels.values() for line in series.items()][:MOST_LINES]
+    rates = [f"{name}: {', '.join(f'{n} ranks {rate:.0f}/s' for n, (rate, _) in points.items())}" for name, points in lines]
+    alt = f"Samples per second by number of ranks, with ideal lines. {'; '.join(rates)}.{remark}"
     return Drawing("scaling", "Scaling", alt, made)
 
 
@@ -49,12 +49,12 @@ def _series(jobs: Sequence[JobReport], kind: str) -> dict[str, Points]:
     for job in jobs:
         groups.setdefault(tuple(_line_of(job, kind).items()), {}).setdefault(job.plan.nprocs, []).append(job)
     lines = {key: by_ranks for key, by_ranks in groups.items() if len(by_ranks) > 1}
-    found = {}
+    drawn = {}
     for key, by_ranks in lines.items():
         points = {n: (_median_rate(by_ranks[n]), by_ranks[n][0]) for n in sorted(by_ranks)}
         if not any(math.isnan(rate) for rate, _ in points.values()):
-            found[_line_name(dict(key), [dict(other) for other in lines], points)] = points
-    return found
+            drawn[_line_name(dict(key), [dict(other) for other in lines], points)] = points
+    return drawn
 
 
 def _line_of(job: JobReport, kind: str) -> dict[str, str]:
@@ -70,14 +70,14 @@ def _line_of(job: JobReport, kind: str) -> dict[str, str]:
     return named | {name: text for name, text in texts.items() if name not in NOT_OF_A_LINE}
 
 
-def _line_name(mine: Mapping[str, str], lines: Sequence[Mapping[str, str]], points: Points) -> str:
+def _line_name(common: Mapping[str, str], lines: Sequence[Mapping[str, str]], points: Points) -> str:
     """Return recipe, launcher and batch, then whatever else tells a line from the others."""
-    differing = [name for name in mine if len({other.get(name) for other in lines}) > 1]
-    said = [f"{name}={mine[name]}" for name in differing if name not in ("recipe", "launcher", "batch")]
+    differing = [name for name in common if len({other.get(name) for other in lines}) > 1]
+    words = [f"{name}={common[name]}" for name in differing if name not in ("recipe", "launcher", "batch")]
     threads = {n: job.plan.threads for n, (_, job) in points.items()}
     if len(set(threads.values())) > 1:
-        said.append(f"threads {' / '.join(map(str, threads.values()))}")
-    return ", ".join([f"{mine['recipe']} {mine['launcher']}".strip(), f"batch {mine['batch']}", *said])
+        words.append(f"threads {' / '.join(map(str, threads.values()))}")
+    return ", ".join([f"{common['recipe']} {common['launcher']}".strip(), f"batch {common['batch']}", *words])
 
 
 def _median_rate(jobs: Sequence[JobReport]) -> float:

@@ -23,8 +23,8 @@ def named(job: JobReport, sweep: SweepReport) -> str:
     """Return a job's number and what the sweep varied in it."""
     values = tables.settings(job)
     varied = [name for name in tables.swept(sweep.jobs) if len({tables.settings(j).get(name) for j in sweep.jobs}) > 1]
-    said = [values[n] if n == "launcher" else f"{shorten(n, NAME)} {values[n]}" for n in varied if n in values]
-    return shorten(f"{job.plan.job}: {', '.join(said)}" if said else f"job {job.plan.job}")
+    settings = [values[n] if n == "launcher" else f"{shorten(n, NAME)} {values[n]}" for n in varied if n in values]
+    return shorten(f"{job.plan.job}: {', '.join(settings)}" if settings else f"job {job.plan.job}")
 
 
 def shown_of(jobs: Sequence[JobReport], most: int) -> tuple[list[JobReport], str]:

@@ -25,7 +25,7 @@ def marks_of(job: JobReport, rank: RankResult) -> dict[str, float]:
     marks |= {name: job.result.marks[mark] for name, mark in OF_PARENT.items() if mark in job.result.marks}
     if rank.steps:
         marks |= {"first step": rank.steps[0].t, "last step": rank.steps[-1].t}
-    return {name: at for name, at in marks.items() if name in PHASES}
+    return {name: seconds for name, seconds in marks.items() if name in PHASES}
 
 
 def start_up(job: JobReport) -> list[Phase]:
@@ -34,22 +34,22 @@ def start_up(job: JobReport) -> list[Phase]:
     if not ranks or "called" not in job.result.marks:
         return []
     last = max(ranks, key=lambda rank: rank.steps[0].t)
-    found = phases(marks_of(job, last))
-    names = [phase.phase for phase in found]
-    return found[: names.index(LAST_OF_START) + 1]
+    parts = phases(marks_of(job, last))
+    names = [phase.phase for phase in parts]
+    return parts[: names.index(LAST_OF_START) + 1]
 
 
 def typical_start_up(jobs: Sequence[JobReport]) -> list[Phase]:
     """Return for each phase the median over jobs; a phase that a job lacks counts as 0 s."""
-    found = [{phase.phase: phase for phase in start_up(job)} for job in jobs]
-    found = [one for one in found if one]
-    names = [name for name in PHASES if any(name in one for one in found)]
-    return [_typical(name, found) for name in names]
+    start_ups = [{phase.phase: phase for phase in start_up(job)} for job in jobs]
+    start_ups = [by_name for by_name in start_ups if by_name]
+    names = [name for name in PHASES if any(name in by_name for by_name in start_ups)]
+    return [_typical(name, start_ups) for name in names]
 
 
-def _typical(name: str, found: Sequence[dict[str, Phase]]) -> Phase:
-    seconds = stats.median([one[name].seconds if name in one else 0.0 for one in found])
-    example = next(one[name] for one in found if name in one)
+def _typical(name: str, start_ups: Sequence[dict[str, Phase]]) -> Phase:
+    seconds = stats.median([by_name[name].seconds if name in by_name else 0.0 for by_name in start_ups])
+    example = next(by_name[name] for by_name in start_ups if name in by_name)
     return Phase(name, seconds, example.owner)
 
 
@@ -60,7 +60,7 @@ def server_wait(jobs: Sequence[JobReport]) -> tuple[int, float] | None:
     all of which find the server ready. None where there are no such launches.
     """
     served = [job for job in jobs if is_served(job.plan.method, job.plan.start_method)]
-    ready = [found for job in served for _, result in job.trials if (found := _until_started(result)) is not None]
+    ready = [waited for job in served for _, result in job.trials if (waited := _until_started(result)) is not None]
     own = _until_started(served[0].result) if served else None
     return (served[0].plan.job, max(0.0, own - stats.median(ready))) if ready and own is not None else None
 

@@ -48,8 +48,8 @@ def exposed_share(job: JobReport) -> float | None:
 
 def overlap_share(job: JobReport) -> float | None:
     """Return the share of the reduction that the backward hides, of the rank whose reduction is the shortest."""
-    found = [rank.facts["reduction"] for rank in job.result.ranks if rank.facts.get("reduction")]
-    least = min(found, key=lambda one: one["comm_s"], default={"comm_s": 0.0})
+    reductions = [rank.facts["reduction"] for rank in job.result.ranks if rank.facts.get("reduction")]
+    least = min(reductions, key=lambda reduction: reduction["comm_s"], default={"comm_s": 0.0})
     return least["comm_overlap_s"] / least["comm_s"] if least["comm_s"] else None
 
 

@@ -48,7 +48,7 @@ def against(baseline: SweepReport, sweep: SweepReport) -> Against:
     pairs: list[Pair] = []
     refused: list[str] = []
     for job in sweep.jobs:
-        match = next((one for one in earlier if _conditions(one) == _conditions(job)), None)
+        match = next((candidate for candidate in earlier if _conditions(candidate) == _conditions(job)), None)
         if match is None:
             refused.append(_refusal(job, earlier, baseline))
         elif _has_steps(job):
@@ -78,20 +78,20 @@ def _refusal(job: JobReport, earlier: list[JobReport], baseline: SweepReport) ->
     """Return why a job has no counterpart: what differs from the one that is most like it."""
     if not earlier:
         return f"job {job.plan.job} cannot be compared: no job of {baseline.folder} took a step that counts."
-    differing = {one.plan.job: _differences(_conditions(job), _conditions(one)) for one in earlier}
+    differing = {candidate.plan.job: _differences(_conditions(job), _conditions(candidate)) for candidate in earlier}
     nearest = min(differing, key=lambda number: len(differing[number]))
     return f"job {job.plan.job} cannot be compared with job {nearest} of the baseline: {'; '.join(differing[nearest])}."
 
 
-def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found = []
-    for name in dict.fromkeys([*mine, *theirs]):
-        ours, other = mine.get(name), theirs.get(name)
-        if isinstance(ours, Mapping) and isinstance(other, Mapping):
-            found += _differences(ours, other, f"{prefix}{name}.")
-        elif ours != other:
-            found.append(f"{prefix}{name} is {ours} against {other}")
-    return found
+def _differences(now: Mapping[str, Any], before: Mapping[str, Any], prefix: str = "") -> list[str]:
+    differing = []
+    for name in dict.fromkeys([*now, *before]):
+        value, earlier = now.get(name), before.get(name)
+        if isinstance(value, Mapping) and isinstance(earlier, Mapping):
+            differing += _differences(value, earlier, f"{prefix}{name}.")
+        elif value != earlier:
+            differing.append(f"{prefix}{name} is {value} against {earlier}")
+    return differing
 
 
 def _pair(job: JobReport, before: JobReport, sweep: SweepReport, baseline: SweepReport) -> Pair:
@@ -114,11 +114,11 @@ def _launches(job: JobReport, sweep: SweepReport, several: bool) -> list[Launch]
 
 
 def _arithmetic(job: JobReport, before: JobReport) -> str:
-    mine, theirs = digests(job), digests(before)
-    if mine and mine == theirs:
+    digests_now, digests_before = digests(job), digests(before)
+    if digests_now and digests_now == digests_before:
         return "identical"
-    last = [one.result.losses()[-1] for one in (job, before)]
-    if not (mine and theirs):
+    last = [each.result.losses()[-1] for each in (job, before)]
+    if not (digests_now and digests_before):
         return "no digests"
     return f"differs, last loss {last[0]:.4g} against {last[1]:.4g}"
 

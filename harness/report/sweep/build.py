@@ -36,16 +36,16 @@ def sweep_report(
 
 
 def _remarks(jobs: Sequence[JobReport], machine: Mapping[str, str]) -> dict[int, list[str]]:
-    found = {job.plan.job: [f"{said}." for said in waiting_said(job)] for job in jobs}
+    remarks = {job.plan.job: [f"{sentence}." for sentence in waiting_said(job)] for job in jobs}
     for number, sentence in scaling_sentences(jobs, machine):
-        found[number].insert(0, sentence)
+        remarks[number].insert(0, sentence)
     compared = {number for job in jobs if job.speed or job.pace for number in (job.plan.job, job.baseline, job.rival)}
     for job in jobs:
         if job.plan.train is None or job.result.status != "ok" or job.clean or job.plan.job in compared or not step_times(job):
             continue
         trials = trials_of(job, machine) if not job.strayed else []
-        found[job.plan.job][:0] = _doubtful(trials or [launch_of(job, machine)])
-    return {number: sentences for number, sentences in found.items() if sentences}
+        remarks[job.plan.job][:0] = _doubtful(trials or [launch_of(job, machine)])
+    return {number: sentences for number, sentences in remarks.items() if sentences}
 
 
 def _doubtful(launches: Sequence[Launch]) -> list[str]:
@@ -69,7 +69,7 @@ def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str,
     if job.baseline is not None or not step_times(job):
         return job
     job = _against_itself(_with_clean(job, machine), machine)
-    base = next((one for one in before if one.baseline == one.plan.job and work(one) == work(job)), None)
+    base = next((earlier for earlier in before if earlier.baseline == earlier.plan.job and work(earlier) == work(job)), None)
     if base is None:
         return dataclasses.replace(job, baseline=job.plan.job)
     job = dataclasses.replace(job, baseline=base.plan.job, speed=_speed(base, job, machine))
@@ -78,10 +78,14 @@ def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str,
 
 def _against_launchers(job: JobReport, before: Sequence[JobReport]) -> JobReport:
     """Add check R10 to the verdict: the digests of a training are those of an earlier one, however either was started."""
-    same = [one for one in before if one.result.status == "ok" and digests(one) and not differences(one.plan, job.plan)]
-    if job.correctness is None or not same or not digests(job):
+    twins = [
+        earlier
+        for earlier in before
+        if earlier.result.status == "ok" and digests(earlier) and not differences(earlier.plan, job.plan)
+    ]
+    if job.correctness is None or not twins or not digests(job):
         return job
-    check = compare_runs(same[0].plan, same[0].result, job.plan, job.result)
+    check = compare_runs(twins[0].plan, twins[0].result, job.plan, job.result)
     return dataclasses.replace(job, correctness=job.correctness.joined_by(check))
 
 
@@ -92,16 +96,20 @@ def _speed(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> Perfo
     if not paired and (base.trials or job.trials):
         # The table shows launches that were never in turn with the other's.
         return None
-    mine, theirs = (trials_of(one, machine) if paired else [launch_of(one, machine)] for one in (job, base))
+    launches, base_launches = (trials_of(each, machine) if paired else [launch_of(each, machine)] for each in (job, base))
     try:
-        return compare(theirs, mine, varied=("nprocs", "threads"))
+        return compare(base_launches, launches, varied=("nprocs", "threads"))
     except NotComparable:
         return None
 
 
 def _against_rival(job: JobReport, before: Sequence[JobReport], machine: Mapping[str, str]) -> JobReport:
     """Return the job with how it runs and starts against the first one of as many ranks; one launch says nothing of that."""
-    alike = (one for one in before if one.plan.nprocs == job.plan.nprocs and work(one) == work(job) and _paired(one, job))
+    alike = (
+        earlier
+        for earlier in before
+        if earlier.plan.nprocs == job.plan.nprocs and work(earlier) == work(job) and _paired(earlier, job)
+    )
     rival = next(alike, None)
     if rival is None or rival.strayed or job.strayed:
         return job
@@ -129,10 +137,10 @@ def may_pair(plan: RunPlan, other: RunPlan) -> bool:
 
     Work is the same too where each rank has as much of it (weak scaling).
     """
-    found = differences(plan, other)
-    if "global_batch_size" in found and _per_rank(plan) == _per_rank(other):
-        del found["global_batch_size"]
-    return all(name in ("compile", "nprocs", "threads", "devices") or name.startswith("ddp.") for name in found)
+    differing = differences(plan, other)
+    if "global_batch_size" in differing and _per_rank(plan) == _per_rank(other):
+        del differing["global_batch_size"]
+    return all(name in ("compile", "nprocs", "threads", "devices") or name.startswith("ddp.") for name in differing)
 
 
 def _per_rank(plan: RunPlan) -> float:
@@ -142,9 +150,11 @@ def _per_rank(plan: RunPlan) -> float:
 
 def _with_clean(job: JobReport, machine: Mapping[str, str]) -> JobReport:
     """Return the job with the numbers of the launches that its times rest on: none where training strayed in any."""
-    found = [launch for launch in trials_of(job, machine) if launch.step_s and not contamination(launch)]
-    told = () if job.strayed else tuple(launch.order for launch in found if not untold(launch))
-    return dataclasses.replace(job, clean=told, undisturbed=() if job.strayed else tuple(launch.order for launch in found))
+    undisturbed = [launch for launch in trials_of(job, machine) if launch.step_s and not contamination(launch)]
+    clean = () if job.strayed else tuple(launch.order for launch in undisturbed if not untold(launch))
+    return dataclasses.replace(
+        job, clean=clean, undisturbed=() if job.strayed else tuple(launch.order for launch in undisturbed)
+    )
 
 
 def _against_itself(job: JobReport, machine: Mapping[str, str]) -> JobReport:
@@ -153,8 +163,8 @@ def _against_itself(job: JobReport, machine: Mapping[str, str]) -> JobReport:
         return job
     launches = trials_of(job, machine)
     try:
-        found = tuple(filter(None, (resolution(launches, quantity) for quantity in MARGINS))) if launches else ()
-        return dataclasses.replace(job, resolutions=found, unresolved=unresolved(launches))
+        resolutions = tuple(filter(None, (resolution(launches, quantity) for quantity in MARGINS))) if launches else ()
+        return dataclasses.replace(job, resolutions=resolutions, unresolved=unresolved(launches))
     except NotComparable as error:
         return dataclasses.replace(job, unresolved=f"nothing can be said: {str(error).rstrip('.')}")
 
@@ -164,9 +174,13 @@ def _against_itself(job: JobReport, machine: Mapping[str, str]) -> JobReport:
 
 def _twin(job: JobReport, before: Sequence[JobReport]) -> int | None:
     """Return the first job that trained the same bits at the same work: what was proved of another's says nothing here."""
-    mine = digests(job)
-    same = (one for one in before if mine and one.result.status == "ok" and digests(one) == mine and work(one) == work(job))
-    return next((one.plan.job for one in same), None)
+    own = digests(job)
+    twins = (
+        earlier
+        for earlier in before
+        if own and earlier.result.status == "ok" and digests(earlier) == own and work(earlier) == work(job)
+    )
+    return next((earlier.plan.job for earlier in twins), None)
 
 
 def digests(job: JobReport) -> list[tuple[Any, ...]]:
@@ -176,6 +190,6 @@ def digests(job: JobReport) -> list[tuple[Any, ...]]:
 
 
 def _trained(rank: RankResult) -> list[tuple[Any, ...]]:
-    found = [tuple(sorted((name, str(value)) for name, value in one.items())) for one in rank.digests]
+    recorded = [tuple(sorted((name, str(value)) for name, value in digest.items())) for digest in rank.digests]
     # A digest at birth alone says nothing about training.
-    return found if any(one.get("done", 0) for one in rank.digests) else []
+    return recorded if any(digest.get("done", 0) for digest in rank.digests) else []

@@ -36,13 +36,14 @@ def check_tables(sweep: SweepReport) -> tuple[list[ChecksTable], str]:
     groups: dict[object, dict[int, Verdict]] = {}
     for job in sweep.jobs:
         if job.correctness is not None:
+            # Where a red verdict is wrong differs from job to job, so that it stands by itself.
             alone = job.plan.job if job.correctness.failed is not None else None
             outcome = tuple((check.name, check.status, check.threshold, check.origin) for check in job.correctness.checks)
             groups.setdefault((alone, outcome), {})[job.plan.job] = job.correctness
-    found = sorted((_checks_table(verdicts) for verdicts in groups.values()), key=lambda table: not table.is_red)
-    more = len(found) - MOST_TABLES
+    tables = sorted((_checks_table(verdicts) for verdicts in groups.values()), key=lambda table: not table.is_red)
+    more = len(tables) - MOST_TABLES
     rest = f"Of {more} more jobs, or groups of them, report.json holds the checks." if more > 0 else ""
-    return found[:MOST_TABLES], rest
+    return tables[:MOST_TABLES], rest
 
 
 def _checks_table(verdicts: dict[int, Verdict]) -> ChecksTable:
@@ -57,7 +58,7 @@ def _checks_table(verdicts: dict[int, Verdict]) -> ChecksTable:
 
 def _row(jobs: Sequence[int], alike: Sequence[Check]) -> tuple[str, ...]:
     check = alike[0]
-    details = dict.fromkeys(one.detail for one in alike)
+    details = dict.fromkeys(each.detail for each in alike)
     detail = check.detail if len(details) == 1 else f"{check.detail} (job {jobs[0]}; the others alike)"
     threshold = "equal" if check.threshold is None else f"{check.threshold:.3g}"
     return check.name, check.title, check.status, _worst(alike), threshold, check.origin, f"{detail}{place(check)}"
@@ -65,6 +66,7 @@ def _row(jobs: Sequence[int], alike: Sequence[Check]) -> tuple[str, ...]:
 
 def _worst(alike: Sequence[Check]) -> str:
     seen = [check.quantity for check in alike if check.quantity is not None]
+    # NaN compares as wrong, and so is worse than any number.
     return f"{max(seen, key=lambda value: math.inf if math.isnan(value) else value):.3g}" if seen else ""
 
 

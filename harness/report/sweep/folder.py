@@ -149,7 +149,7 @@ def _by_verifications(jobs: Iterable[JobReport]) -> Iterator[JobReport]:
     """Yield the jobs; R10 joins the verdict where an earlier job verified the same training, to the same depth."""
     before: list[JobReport] = []
     for job in sorted(jobs, key=lambda job: job.plan.job):
-        known = next((one for one in before if may_share_reference(one.plan, job.plan)), None)
+        known = next((earlier for earlier in before if may_share_reference(earlier.plan, job.plan)), None)
         if job.correctness is None or job.result.status != "ok":
             yield job
             continue
@@ -158,21 +158,21 @@ def _by_verifications(jobs: Iterable[JobReport]) -> Iterator[JobReport]:
 
 
 def _against_verification(job: JobReport, verdict: Verdict, known: JobReport) -> JobReport:
-    mine, other = (_read_record(RunDir(one.folder).evidence) for one in (job, known))
-    check = compare_verifications(known.plan, other, job.plan, mine)
+    evidence, known_evidence = (_read_record(RunDir(each.folder).evidence) for each in (job, known))
+    check = compare_verifications(known.plan, known_evidence, job.plan, evidence)
     return dataclasses.replace(job, correctness=verdict.joined_by(check))
 
 
 def _with_faults(sweep: SweepReport) -> SweepReport:
     """Return the report with what the checks say of each injected fault, in jobs that have one and in audits."""
-    found: dict[str, Mapping[str, str]] = {}
+    statuses: dict[str, Mapping[str, str]] = {}
     for job in sweep.jobs:
         if job.plan.train is not None and job.plan.train.fault is not None and job.correctness is not None:
-            found.setdefault(job.plan.train.fault, {check.name: check.status for check in job.correctness.checks})
+            statuses.setdefault(job.plan.train.fault, {check.name: check.status for check in job.correctness.checks})
         for trial in trials_of(read_audit(RunDir(job.folder)) or {"trials": []}):
             if trial.fault != CORRECT:
-                found.setdefault(trial.fault, trial.checks)
-    return dataclasses.replace(sweep, faults=found)
+                statuses.setdefault(trial.fault, trial.checks)
+    return dataclasses.replace(sweep, faults=statuses)
 
 
 def read_audit(run: RunDir) -> dict[str, Any] | None:
@@ -221,8 +221,8 @@ def _read_inside(run: RunDir) -> RunResult | None:
 
 def read_trials(run: RunDir) -> Iterator[tuple[RunPlan, RunResult]]:
     """Yield plan and result of each launch that was made to compare launchers, in their order."""
-    found = [RunDir(folder) for folder in (run.path / TRIALS).glob("*") if RunDir(folder).plan.exists()]
-    for trial in sorted(found, key=lambda trial: int(trial.path.name)):
+    runs = [RunDir(folder) for folder in (run.path / TRIALS).glob("*") if RunDir(folder).plan.exists()]
+    for trial in sorted(runs, key=lambda trial: int(trial.path.name)):
         plan = RunPlan.read(trial)
         yield plan, read_result(trial, plan)
 

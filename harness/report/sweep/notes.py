@@ -33,20 +33,20 @@ _WHOLE, _REST = ("R7", "R8"), ("R5", "R11")
 
 def notes(sweep: SweepReport) -> list[str]:
     """Return what every report says, a sentence each."""
-    found = faulty(sweep.jobs) + unproven(sweep.jobs)
-    found += [f"{said}." for job in sweep.jobs for said in (*_claimed(job), *_of_rival(job), *_resolved(job))]
-    found += measured_by(sweep.jobs) + disturbed(sweep.jobs) + untold(sweep.jobs) + _marked(sweep.jobs)
-    found += compressed(sweep.jobs) + left_out(sweep.jobs) + unsteady(sweep.jobs)
-    found += [f"job {job.plan.job}: {said}" for job in sweep.jobs if (said := failed_launches(job))]
-    found += strayed(sweep.jobs) + communication(sweep.jobs) + crowded_bandwidth(sweep)
-    found += _remarks(sweep) + _unclaimed(sweep.jobs) + traced(sweep)
-    return found + [f"job {job.plan.job}: {why_red(job)}" for job in sweep.jobs if state(job) == "red"]
+    sentences = faulty(sweep.jobs) + unproven(sweep.jobs)
+    sentences += [f"{sentence}." for job in sweep.jobs for sentence in (*_claimed(job), *_of_rival(job), *_resolved(job))]
+    sentences += measured_by(sweep.jobs) + disturbed(sweep.jobs) + untold(sweep.jobs) + _marked(sweep.jobs)
+    sentences += compressed(sweep.jobs) + left_out(sweep.jobs) + unsteady(sweep.jobs)
+    sentences += [f"job {job.plan.job}: {sentence}" for job in sweep.jobs if (sentence := failed_launches(job))]
+    sentences += strayed(sweep.jobs) + communication(sweep.jobs) + crowded_bandwidth(sweep)
+    sentences += _remarks(sweep) + _unclaimed(sweep.jobs) + traced(sweep)
+    return sentences + [f"job {job.plan.job}: {why_red(job)}" for job in sweep.jobs if state(job) == "red"]
 
 
 def _remarks(sweep: SweepReport) -> list[str]:
-    found = [f"job {job.plan.job}: {said}" for job in sweep.jobs for said in sweep.remarks.get(job.plan.job, ())]
-    more = len(found) - MOST_REMARKS
-    return [*found[:MOST_REMARKS], *([f"{more} more remarks on single jobs stand in report.json."] if more > 0 else [])]
+    remarks = [f"job {job.plan.job}: {remark}" for job in sweep.jobs for remark in sweep.remarks.get(job.plan.job, ())]
+    more = len(remarks) - MOST_REMARKS
+    return [*remarks[:MOST_REMARKS], *([f"{more} more remarks on single jobs stand in report.json."] if more > 0 else [])]
 
 
 def how_sure(sweep: SweepReport) -> list[str]:
@@ -65,7 +65,7 @@ def how_sure(sweep: SweepReport) -> list[str]:
 
 def _in_full(verdict: PerformanceVerdict) -> str:
     headline, *beside = verdict.sentences
-    return " ".join([f"{headline}.", *(f"{said[0].upper()}{said[1:]}" for said in beside)])
+    return " ".join([f"{headline}.", *(f"{sentence[0].upper()}{sentence[1:]}" for sentence in beside)])
 
 
 def _claimed(job: JobReport) -> tuple[str, ...]:
@@ -85,24 +85,27 @@ def _of_rival(job: JobReport) -> list[str]:
 def _resolved(job: JobReport) -> list[str]:
     """Return what a job that was held against itself says of the machine."""
     names = {"throughput": "step", "start": "first step"}
-    said = [f"job {job.plan.job} against itself, {names[one.quantity]}: {one.sentence}" for one in job.resolutions]
-    return [*said, *([f"job {job.plan.job} against itself: {job.unresolved}"] if job.unresolved else [])]
+    sentences = [
+        f"job {job.plan.job} against itself, {names[resolution.quantity]}: {resolution.sentence}"
+        for resolution in job.resolutions
+    ]
+    return [*sentences, *([f"job {job.plan.job} against itself: {job.unresolved}"] if job.unresolved else [])]
 
 
 def disturbed(jobs: Iterable[JobReport]) -> list[str]:
     """Return a sentence on launches that were left out because the machine was busy with something else."""
-    found = [reason for job in jobs if job.speed for pair in job.speed.contaminated.values() for reason in pair]
-    if not found:
+    reasons = [reason for job in jobs if job.speed for pair in job.speed.contaminated.values() for reason in pair]
+    if not reasons:
         return []
     what = "speeds that rest on that are not compared"
-    return [f"The machine was disturbed during {_arms_of(found)} (such as {found[0]}): {what}."]
+    return [f"The machine was disturbed during {_arms_of(reasons)} (such as {reasons[0]}): {what}."]
 
 
 def untold(jobs: Iterable[JobReport]) -> list[str]:
     """Return a sentence on launches that were left out because nobody can tell whether they were disturbed."""
-    found = [reason for job in jobs if job.speed for pair in job.speed.untold.values() for reason in pair]
+    reasons = [reason for job in jobs if job.speed for pair in job.speed.untold.values() for reason in pair]
     what = "Nobody can tell whether other processes disturbed the steps of"
-    return [f"{what} {_arms_of(found)} (such as {found[0]}): no speed rests on them."] if found else []
+    return [f"{what} {_arms_of(reasons)} (such as {reasons[0]}): no speed rests on them."] if reasons else []
 
 
 def _arms_of(reasons: Iterable[str]) -> str:
@@ -126,11 +129,12 @@ def unproven(jobs: Iterable[JobReport]) -> list[str]:
     gaps: dict[str, list[int]] = {}
     for job in jobs:
         verdict = job.correctness
+        # A red verdict is told by itself, and where nothing was checked nothing was claimed.
         if verdict is not None and verdict.failed is None and verdict.num_checked and not verdict.is_proof:
             gap = next((check for check in _gaps(verdict, job.plan.nprocs) if check.status == "not checked"), None)
             if gap is not None:
                 gaps.setdefault(gap.sentence(), []).append(job.plan.job)
-    return [f"Not proven (job {ranges(numbers)}): {said}" for said, numbers in gaps.items()]
+    return [f"Not proven (job {ranges(numbers)}): {sentence}" for sentence, numbers in gaps.items()]
 
 
 def _gaps(verdict: Verdict, nprocs: int) -> list[Check]:
@@ -145,11 +149,13 @@ def measured_by(jobs: Sequence[JobReport]) -> list[str]:
     several = [job.plan.job for job in jobs if job.trials and launches(job)]
     if not several:
         return []
-    said = f"First step, step and samples/s of job {ranges(several)} are of launches for the comparison, which verify nothing"
-    said += f", {served}" if (served := of_server(jobs)) else ""
+    sentence = (
+        f"First step, step and samples/s of job {ranges(several)} are of launches for the comparison, which verify nothing"
+    )
+    sentence += f", {served}" if (served := of_server(jobs)) else ""
     own = [job.plan.job for job in jobs if job.plan.train is not None and not job.trials and job.result.status == "ok"]
-    said += f"; those of job {ranges(own)} are of {'its own run' if len(own) == 1 else 'their own runs'}" if own else ""
-    return [f"{said}."]
+    sentence += f"; those of job {ranges(own)} are of {'its own run' if len(own) == 1 else 'their own runs'}" if own else ""
+    return [f"{sentence}."]
 
 
 def _marked(jobs: Iterable[JobReport]) -> list[str]:
@@ -162,8 +168,8 @@ def _marked(jobs: Iterable[JobReport]) -> list[str]:
 def traced(sweep: SweepReport) -> list[str]:
     """Return where the traces of jobs lie that were profiled, by their paths within the sweep's folder."""
     paths = [trace for job in sweep.jobs if (trace := trace_of(job)) is not None]
-    said = ", ".join(os.path.relpath(path, sweep.folder) for path in paths)
-    return [f"What ranks did inside 10 steps: {said}, in the sweep's folder, for https://ui.perfetto.dev."] if paths else []
+    places = ", ".join(os.path.relpath(path, sweep.folder) for path in paths)
+    return [f"What ranks did inside 10 steps: {places}, in the sweep's folder, for https://ui.perfetto.dev."] if paths else []
 
 
 def compressed(jobs: Iterable[JobReport]) -> list[str]:
@@ -178,14 +184,14 @@ def compressed(jobs: Iterable[JobReport]) -> list[str]:
 
 def left_out(jobs: Iterable[JobReport]) -> list[str]:
     """Return for each job that left steps out (``on_nonfinite=skip``) how many, and the first."""
-    found = []
+    sentences = []
     for job in jobs:
         steps = job.result.ranks[0].steps if job.result.ranks else ()
         skipped = [step.step for step in steps if step.skipped]
         if skipped:
             count = f"{len(skipped)} of {len(steps)} steps were left out because a loss was not finite"
-            found.append(f"job {job.plan.job}: {count}, the first is step {skipped[0]} (counted from 0).")
-    return found
+            sentences.append(f"job {job.plan.job}: {count}, the first is step {skipped[0]} (counted from 0).")
+    return sentences
 
 
 def failed_launches(job: JobReport) -> str:
@@ -212,17 +218,17 @@ def unsteady(jobs: Iterable[JobReport]) -> list[str]:
     for job in jobs:
         # Of a job that failed, or was ended, nobody asks whether it would have become steady.
         done = launches(job) if job.result.status == "ok" else []
-        runs = [times for one in done if len(times := step_times(one)) >= FEWEST_STEPS]
-        found = [steady for times in runs if (steady := stats.steadiness(times)) and not steady.steady]
-        if found:
+        runs = [times for launch in done if len(times := step_times(launch)) >= FEWEST_STEPS]
+        unsteady_runs = [steady for times in runs if (steady := stats.steadiness(times)) and not steady.steady]
+        if unsteady_runs:
             # Of several launches the one that drifts furthest: a median of drifts up and down says that there is none.
-            drifts[job.plan.job] = max((steady.last / steady.first for steady in found), key=_distance)
+            drifts[job.plan.job] = max((steady.last / steady.first for steady in unsteady_runs), key=_distance)
     if not drifts:
         return []
     most = max(drifts, key=lambda number: _distance(drifts[number]))
     named = f" (job {most})" if len(drifts) > 1 else ""
-    said = f"the last quarter's steps take {drifts[most]:.2f} times as long as the first's{named}"
-    return [f"The step time is not steady in job {ranges(list(drifts))}: {said}."]
+    drift = f"the last quarter's steps take {drifts[most]:.2f} times as long as the first's{named}"
+    return [f"The step time is not steady in job {ranges(list(drifts))}: {drift}."]
 
 
 def _distance(drift: float) -> float:

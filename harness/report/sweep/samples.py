@@ -38,8 +38,8 @@ def trials_of(job: JobReport, machine: Mapping[str, str]) -> list[Launch]:
 
 def launched_in_turn(jobs: Sequence[JobReport]) -> bool:
     """Return whether all of these jobs were launched for a comparison, and for the same one, so that launches make pairs."""
-    among = {plan.trial.among for job in jobs for plan, _ in job.trials if plan.trial}
-    return len(among) == 1 and all(job.trials for job in jobs)
+    comparisons = {plan.trial.among for job in jobs for plan, _ in job.trials if plan.trial}
+    return len(comparisons) == 1 and all(job.trials for job in jobs)
 
 
 def launch_of(job: JobReport, machine: Mapping[str, str]) -> Launch:
@@ -52,6 +52,7 @@ def launch_of(job: JobReport, machine: Mapping[str, str]) -> Launch:
         arm=f"job {job.plan.job}",
         order=job.plan.trial.order if job.plan.trial else job.plan.job,
         pair=job.plan.trial.pair if job.plan.trial else 0,
+        # A job that verifies would else seem to start later than one that does not.
         start_s=first_step_s(job) - _proof_s(job),
         step_s=tuple(step_times(job)),
         samples_per_step=job.plan.train.global_batch_size,
@@ -79,10 +80,10 @@ def _proof_s(job: JobReport) -> float:
 
 def _window(rank: RankResult) -> dict[str, float]:
     """Return what the kernel counted from the end of the warm-up to the last step; empty where it was not recorded."""
-    at = {meter["name"]: meter for meter in rank.meters}
-    if not {"warm", "last step"} <= at.keys():
+    readings = {meter["name"]: meter for meter in rank.meters}
+    if not {"warm", "last step"} <= readings.keys():
         return {}
-    first, last = at["warm"], at["last step"]
+    first, last = readings["warm"], readings["last step"]
     return {k: last[k] - v for k, v in first.items() if k != "name" and v is not None and last[k] is not None}
 
 

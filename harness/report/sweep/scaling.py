@@ -18,12 +18,19 @@ def scaling_sentences(jobs: Sequence[JobReport], machine: Mapping[str, str]) -> 
     """Yield number and sentence for each job of several ranks that has a counterpart of one rank."""
     done = [job for job in jobs if job.plan.train is not None and job.result.status == "ok" and step_times(job)]
     for job in done:
-        ones = [one for one in done if job.plan.nprocs > 1 and one.plan.nprocs == 1 and _alike(one, job) and _kind(one, job)]
-        plain = next((one for one in ones if not _wrapped(one)), None)
-        single = next((one for one in ones if plain and _wrapped(one) and _batch(one) == _batch(plain)), None)
+        counterparts = [
+            other
+            for other in done
+            if job.plan.nprocs > 1 and other.plan.nprocs == 1 and _alike(other, job) and _kind(other, job)
+        ]
+        plain = next((other for other in counterparts if not _wrapped(other)), None)
+        single = next(
+            (other for other in counterparts if plain and _wrapped(other) and _batch(other) == _batch(plain)),
+            None,
+        )
         # Wrapping one rank is nothing to several: the job without says the same.
-        told = _wrapped(job) and any(not _wrapped(one) and _same(one, job) for one in done)
-        if plain is not None and not told:
+        is_told = _wrapped(job) and any(not _wrapped(other) and _same(other, job) for other in done)
+        if plain is not None and not is_told:
             yield job.plan.job, _sentence(plain, single, job, machine)
 
 
@@ -47,9 +54,9 @@ def _launches(arms: Sequence[JobReport], machine: Mapping[str, str]) -> list[lis
     return [[launch_of(arm, machine)] for arm in arms]
 
 
-def _kind(one: JobReport, many: JobReport) -> Any:
+def _kind(single: JobReport, many: JobReport) -> Any:
     """Return ``strong`` where the global batch stays, ``weak`` where that of a rank does, else None."""
-    return {_batch(one): "strong", many.plan.nprocs * _batch(one): "weak"}.get(_batch(many))
+    return {_batch(single): "strong", many.plan.nprocs * _batch(single): "weak"}.get(_batch(many))
 
 
 def _batch(job: JobReport) -> int:
@@ -61,15 +68,19 @@ def _wrapped(job: JobReport) -> bool:
     return job.plan.train is not None and job.plan.train.ddp.wrap_one_rank
 
 
-def _same(one: JobReport, job: JobReport) -> bool:
-    return one.plan.nprocs == job.plan.nprocs and _batch(one) == _batch(job) and _alike(one, job)
+def _same(other: JobReport, job: JobReport) -> bool:
+    return other.plan.nprocs == job.plan.nprocs and _batch(other) == _batch(job) and _alike(other, job)
 
 
-def _alike(one: JobReport, many: JobReport) -> bool:
+def _alike(single: JobReport, many: JobReport) -> bool:
     """Return whether two jobs differ in nothing but number of ranks and batch."""
-    mine, theirs = work(one), work(many)
-    del mine["global_batch_size"], theirs["global_batch_size"]
-    return mine == theirs and settings(one)["launcher"] == settings(many)["launcher"] and _reduction(one) == _reduction(many)
+    work_of_single, work_of_many = work(single), work(many)
+    del work_of_single["global_batch_size"], work_of_many["global_batch_size"]
+    return (
+        work_of_single == work_of_many
+        and settings(single)["launcher"] == settings(many)["launcher"]
+        and _reduction(single) == _reduction(many)
+    )
 
 
 def _reduction(job: JobReport) -> Any:

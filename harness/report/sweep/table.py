@@ -119,14 +119,14 @@ def in_unit(values: Sequence[float], factor: float, unit: str) -> list[str]:
 
 def step_cells(jobs: Sequence[JobReport]) -> list[str]:
     """Return ``7.28 +- 0.31 ms`` for each job, in one unit."""
-    found = [typical_step_s(job) for job in jobs]
-    factor, unit = unit_of_time([centre for centre, _ in found])
-    decimals = min(2, decimals_for([centre * factor for centre, _ in found]))
-    spreads = ["" if math.isnan(around) else f"{around * factor:.{decimals}f}" for _, around in found]
+    steps = [typical_step_s(job) for job in jobs]
+    factor, unit = unit_of_time([centre for centre, _ in steps])
+    decimals = min(2, decimals_for([centre * factor for centre, _ in steps]))
+    spreads = ["" if math.isnan(around) else f"{around * factor:.{decimals}f}" for _, around in steps]
     width = max((len(text) for text in spreads), default=0)
     return [
         "" if math.isnan(centre) else _with_spread(grouped(centre * factor, decimals), around.rjust(width), unit) + mark(job)
-        for job, (centre, _), around in zip(jobs, found, spreads, strict=True)
+        for job, (centre, _), around in zip(jobs, steps, spreads, strict=True)
     ]
 
 
@@ -209,8 +209,8 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 def run_name(job: Labelled, jobs: Sequence[Labelled]) -> str:
     """Return what was swept, as a folder's name on any file system: ``launcher=spawn,nprocs=2``."""
     values = settings(job)
-    said = ",".join(f"{name}={values[name]}" for name in swept(jobs) if values.get(name))
-    return re.sub(r"[^\w=,.+-]+", "_", said)[:NAME_LENGTH].strip("._") or "job"
+    options = ",".join(f"{name}={values[name]}" for name in swept(jobs) if values.get(name))
+    return re.sub(r"[^\w=,.+-]+", "_", options)[:NAME_LENGTH].strip("._") or "job"
 
 
 def sweep_table(sweep: SweepReport, short: bool = False) -> Table:

@@ -27,9 +27,9 @@ def table_lines(table: Callable[[bool], Table], width: int) -> list[Line]:
     Args:
         table: Makes it, with short cells where it is told True.
     """
-    for one in (table(False), table(True)):
-        if table_width(one) <= width:
-            return side_by_side(one)
+    for variant in (table(False), table(True)):
+        if table_width(variant) <= width:
+            return side_by_side(variant)
     narrow = table(True)
     last = narrow.columns[-1]
     if last in BELOW and table_width(narrow.without(last)) <= width:
@@ -75,7 +75,7 @@ def stacked(table: Table, width: int) -> list[Line]:
     """Return a paragraph for each row."""
     lines: list[Line] = []
     for row, state in zip(table.rows, table.states, strict=True):
-        indent = len("job ") + max(len(one[0]) for one in table.rows) + len(GAP)
+        indent = len("job ") + max(len(cells[0]) for cells in table.rows) + len(GAP)
         named = [" ".join(f"{name} {cell}".split()) for name, cell in zip(table.columns[1:], row[1:], strict=True) if cell]
         filled = flow(named, width - indent)
         heads = [f"job {row[0]}".ljust(indent)] + [" " * indent] * (len(filled) - 1)
@@ -100,6 +100,7 @@ def shortened(text: str, width: int) -> str:
     room = max(width, LEAST_CELL)
     if len(text) <= room:
         return text
+    # Paths and long settings differ at their ends.
     left = (room - 3) // 2
     return f"{text[:left]}...{text[len(text) - (room - 3 - left) :]}"
 
@@ -107,6 +108,7 @@ def shortened(text: str, width: int) -> str:
 def paragraph(text: str, width: int) -> list[str]:
     """Return ``text`` in lines broken between words; a word that is too long, such as a path, stays whole."""
     lines = []
+    # What is to be typed or opened is copied, and so must not be broken.
     for part in text.splitlines() or [""]:
         lines += textwrap.wrap(
             part, max(20, width), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False

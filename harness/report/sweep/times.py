@@ -32,8 +32,8 @@ def starts(job: JobReport) -> list[JobReport]:
 
 def _trials(job: JobReport, chosen: Sequence[int]) -> list[JobReport]:
     done = [(plan, result) for plan, result in job.trials if result.status == "ok" and not job.strayed]
-    found = [(plan, result) for plan, result in done if plan.trial and plan.trial.order in chosen]
-    return [dataclasses.replace(job, plan=plan, result=result) for plan, result in found or done]
+    trials = [(plan, result) for plan, result in done if plan.trial and plan.trial.order in chosen]
+    return [dataclasses.replace(job, plan=plan, result=result) for plan, result in trials or done]
 
 
 def mark(job: JobReport, of_start: bool = False) -> str:
@@ -52,7 +52,7 @@ def typical_step_s(job: JobReport) -> tuple[float, float]:
     if job.result.status != "ok":
         # Steps up to a failure are no measurement.
         return math.nan, math.nan
-    runs = [times for one in launches(job) if (times := step_times(one))]
+    runs = [times for launch in launches(job) if (times := step_times(launch))]
     values = runs[0] if len(runs) == 1 else [stats.median(times) for times in runs]
     return (stats.median(values) if values else math.nan, stats.spread(values) if len(values) > 1 else math.nan)
 
@@ -86,8 +86,8 @@ def first_step_s(job: JobReport) -> float:
 
 def typical_first_step_s(job: JobReport) -> float:
     """Return the same, as the median over launches where there are several; NaN where there is none."""
-    found = [first_step_s(one) for one in starts(job)]
-    return stats.median(found) if found else math.nan
+    seconds = [first_step_s(launch) for launch in starts(job)]
+    return stats.median(seconds) if seconds else math.nan
 
 
 def wall_s(job: JobReport) -> float:
