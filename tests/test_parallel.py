@@ -557,9 +557,23 @@ def _group_of_two(run: Run) -> Result:
     group = dist.new_group([0, 1])
     part = Run(run.rank, 2) if run.rank < 2 else Run()
     torch.manual_seed(run.rank % 2)
-    model = DataParallel(convert_sync_batchnorm(_small_convolution(), group), group=group)
+    model = copy.deepcopy(DataParallel(convert_sync_batchnorm(_small_convolution(), group), group=group))
+    assert model.group is group
     model(part.mine(inputs(BATCH, 2, 4, 4))).square().mean().backward()
     return gradients(model)
+
+
+def _uneven_batches(run: Run) -> Result:
+    """Rank 0 has a second batch, which the others answer."""
+    torch.manual_seed(run.rank)
+    model = DataParallel(nn.Linear(4, 2).double())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with model.join(divide_by_initial_world_size=False):
+        for number in range(2 if run.rank == 0 else 1):
+            optimizer.zero_grad()
+            model(inputs(3, 4, seed=10 * number + run.rank)).square().mean().backward()
+            optimizer.step()
+    return dict(model.state_dict())
 
 
 def _small_convolution() -> nn.Module:
@@ -597,7 +611,15 @@ def _odd_models(run: Run) -> Result:
     return found
 
 
-OTHER = [_odd_models, _single_value, _float32_far_from_zero, _bfloat16_autocast, _local_gradients, _group_of_two]
+OTHER = [
+    _odd_models,
+    _single_value,
+    _float32_far_from_zero,
+    _bfloat16_autocast,
+    _local_gradients,
+    _group_of_two,
+    _uneven_batches,
+]
 OTHER_CASES = {function.__name__: function for function in OTHER}
 
 
@@ -766,6 +788,21 @@ def test_a_group_of_two_trains_without_the_third(ranks: Ranks) -> None:
 
 
 @pytest.mark.ranks
+def test_ranks_without_a_batch_answer_the_others(ranks: Ranks) -> None:
+    results = ranks.of("_uneven_batches")
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for seeds in (range(len(results)), [10]):
+        optimizer.zero_grad()
+        sum(model(inputs(3, 4, seed=seed)).square().mean() / len(seeds) for seed in seeds).backward()
+        optimizer.step()
+    for result in results:
+        for name, expected in model.state_dict().items():
+            assert_close(result[name], expected, name)
+
+
+@pytest.mark.ranks
 def test_batch_norm_is_stable_in_float32(ranks: Ranks) -> None:
     layer, results = nn.BatchNorm1d(4).double(), ranks.of("_float32_far_from_zero")
     expected = layer((inputs(BATCH, 4, 50) + 1000).float().double())
@@ -822,6 +859,18 @@ def test_state_has_the_names_and_versions_of_the_bare_module() -> None:
         assert wrapped.state_dict()._metadata.keys() >= {"", "0"}
         copy.deepcopy(expected).load_state_dict(wrapped.state_dict())
         copy.deepcopy(wrapped).load_state_dict(expected.state_dict())
+
+
+def test_a_state_of_torchs_ddp_is_loaded() -> None:
+    bare = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    state = {f"module.{name}": torch.full_like(tensor, 3) for name, tensor in bare.state_dict().items()}
+    for wrapped, prefix in ((DataParallel(bare), ""), (nn.Sequential(DataParallel(copy.deepcopy(bare))), "0.")):
+        wrapped.load_state_dict({f"{prefix}{name}": tensor for name, tensor in state.items()})
+        assert all(bool((tensor == 3).all()) for tensor in wrapped.state_dict().values())
+    within = DataParallel(nn.ModuleDict({"module": nn.Linear(2, 2)}))
+    within.load_state_dict(within.state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        DataParallel(nn.Linear(2, 2)).load_state_dict({"module.weight": torch.ones(2, 2)})
 
 
 def test_loading_refuses_names_that_do_not_match() -> None:

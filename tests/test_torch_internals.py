@@ -16,12 +16,13 @@ from torch.autograd.variable import Variable
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, HarnessError
 from harness.rank.group import joining, leave_group
 from harness.run.plan import Ddp
 from harness.training.parallel.batchnorm import SyncBatchNorm, synchronised
-from harness.training.parallel.ddp import DataParallel, Reduction, _collected
+from harness.training.parallel.ddp import DataParallel, Reduction
 from harness.training.parallel.ddp_timing import reducing, reduction, watch
+from harness.training.parallel.layout import collected
 from harness.training.state import TrainingState, named_tensors
 from tests import toys
 from tests.test_trainer import trainer
@@ -80,6 +81,21 @@ def test_a_reducer_that_was_replaced_reduces_no_more(group_of_one):
     assert counting.calls == 1 and model.torch_ddp is not held
 
 
+def test_a_hook_that_is_registered_outlives_the_reducer(group_of_one):
+    counting, model = Counting(), DataParallel(nn.Linear(2, 1), reduction=Reduction(wrap_one_rank=True))
+    model.register_comm_hook(*counting.made())
+    model(torch.ones(1, 2)).sum().backward()
+    model.module.bias.requires_grad_(False)
+    model(torch.ones(1, 2)).sum().backward()
+    assert counting.calls == 2
+
+
+def test_sparse_tables_and_uneven_batches_are_refused(group_of_one):
+    model = DataParallel(nn.Embedding(2, 2, sparse=True), reduction=Reduction(wrap_one_rank=True))
+    with pytest.raises(HarnessError, match=r"join\(\) does not know of sparse embeddings"):
+        model.join()
+
+
 def test_ddp_says_in_these_words_that_it_waited_for_a_gradient(group_of_one):
     class Idle(toys.Points):
         def model(self):
@@ -136,7 +152,7 @@ def test_modules_keep_tensors_and_children_in_dictionaries():
     model[2].weight = model[0].weight
     nn.utils.parametrizations.weight_norm(model[2])
     public = [parameter for _, parameter in model.named_parameters(remove_duplicate=False)]
-    found = [parameter for parameter in _collected(model, []) if parameter is not None]
+    found = [parameter for parameter in collected(model, []) if parameter is not None]
     assert sorted(map(id, found)) == sorted(map(id, public))
     state = TrainingState.of(model, torch.optim.SGD(model.parameters(), 0.1))
     model[1].running_mean.add_(1)

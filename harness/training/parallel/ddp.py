@@ -5,10 +5,11 @@ The cases are added that DDP gets wrong or refuses.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from warnings import warn
 
@@ -19,8 +20,9 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.errors import ConfigError, HarnessError
-from harness.training.parallel.collectives import require_one_model, world_size
-from harness.training.parallel.comm_hooks import MakeHook
+from harness.training.parallel.collectives import require_one_model
+from harness.training.parallel.comm_hooks import Hook, MakeHook
+from harness.training.parallel.layout import Layout, replaced_message
 from harness.training.parallel.sparse import SparseTables, sparse_tables
 
 
@@ -82,7 +84,7 @@ class DataParallel(nn.Module):
 
     torch_ddp: DistributedDataParallel | None = None
     reduced_tables: SparseTables | None
-    _wrapped_layout: _Layout | None
+    _wrapped_layout: Layout | None
 
     def __init__(
         self,
@@ -99,11 +101,15 @@ class DataParallel(nn.Module):
         self.module = module
         self.find_unused_parameters = find_unused_parameters
         self.group = group
-        self._reduction = reduction or Reduction()
+        reduction = reduction or Reduction()
+        self._comm_hook = reduction.comm_hook
+        self._wraps_one_rank = reduction.wrap_one_rank
         self._options: dict[str, Any] = {
             **_bucket_options(comm_buffer_size, last_comm_buffer_size),
-            "gradient_as_bucket_view": self._reduction.gradient_as_bucket_view,
-            "static_graph": self._reduction.static_graph,
+            "process_group": group,
+            "find_unused_parameters": find_unused_parameters,
+            "gradient_as_bucket_view": reduction.gradient_as_bucket_view,
+            "static_graph": reduction.static_graph,
         }
         self._synchronising = True
         self._warned: set[str] = set()
@@ -138,17 +144,35 @@ class DataParallel(nn.Module):
         finally:
             self._synchronising = before
 
+    def join(self, *args: Any, **kwargs: Any) -> AbstractContextManager[Any]:
+        """Let ranks have different numbers of batches: who has none left answers the others' reductions, as in DDP.
+
+        Raises:
+            HarnessError: The module has sparse tables, whose reductions nobody would answer.
+        """
+        self._follow_changes()
+        if self.reduced_tables is not None:
+            raise HarnessError("join() does not know of sparse embeddings: give every rank as many batches as the others.")
+        return nullcontext() if self.torch_ddp is None else self.torch_ddp.join(*args, **kwargs)
+
+    def register_comm_hook(self, state: object, hook: Hook) -> None:
+        """Have ``hook`` reduce the buckets of gradients, as DDP's method does, and for as long as this wrapper is."""
+        if self.torch_ddp is not None:
+            self.torch_ddp.register_comm_hook(state, hook)
+        self._comm_hook = lambda: (state, hook)
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the wrapped module's own state, without a ``module.`` prefix, also where this wrapper is nested."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state with the bare module's names.
+        """Load a state with the bare module's names, or one of torch's DDP, whose names begin with ``module.``.
 
         ``assign=True`` replaces the parameters, so that the wrapper has to be built anew. Where the wrapper is nested
         inside another module, torch does not find the ``_version`` of what it wraps.
         """
-        return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
+        load = super().load_state_dict if _is_of_ddp(self, state_dict, "") else self.module.load_state_dict
+        return load(state_dict, strict=strict, assign=assign)
 
     def is_covered(self, parameter: nn.Parameter) -> bool:
         """Return whether a parameter was there when this wrapper was built, so that its gradient is averaged."""
@@ -156,12 +180,12 @@ class DataParallel(nn.Module):
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return ``loss`` unchanged. Deprecated: gradients are averaged in backward."""
-        self._warn_deprecated("scale_loss")
+        _warn_deprecated(self._warned, "scale_loss")
         return loss
 
     def apply_collective_grads(self) -> None:
         """Do nothing. Deprecated: gradients are averaged in backward."""
-        self._warn_deprecated("apply_collective_grads")
+        _warn_deprecated(self._warned, "apply_collective_grads")
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -176,63 +200,73 @@ class DataParallel(nn.Module):
         # A copy (an average of weights, say) builds its own reducer when it is first trained.
         return self.__dict__ | {"torch_ddp": None, "reduced_tables": None, "_wrapped_layout": None}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
+        # A process group cannot be copied: the copy's, and its layers', is the same.
+        memo[id(self.group)] = self.group
+        twin = memo[id(self)] = self.__class__.__new__(self.__class__)
+        twin.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        return twin
+
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         if self.torch_ddp is None:
             return self.module(*args, **kwargs)
         with nullcontext() if self._synchronising else self.torch_ddp.no_sync():
             return self.torch_ddp(*args, **kwargs)
 
-    def _warn_deprecated(self, name: str) -> None:
-        if name not in self._warned:
-            self._warned.add(name)
-            message = f"DataParallel.{name}() does nothing: backward averages the gradients. Remove the call."
-            warn(message, FutureWarning, stacklevel=3)
-
     def _follow_changes(self) -> None:
-        layout = _Layout.of(self)
+        layout = Layout.of(self, self.group)
         if layout == self._wrapped_layout:
             return
         if self._wrapped_layout is not None and layout.identities != self._wrapped_layout.identities:
-            raise HarnessError(_replaced_message(self._known_parameters, dict(self.named_parameters())))
+            raise HarnessError(replaced_message(self._known_parameters, dict(self.named_parameters())))
         self._wrap()
 
     def _wrap(self) -> None:
         """Build what reduces the gradients of the parameters that are trainable now; collective over the group."""
-        if self.torch_ddp is not None:
-            # A process's first DDP is in a reference cycle: until it is collected, its hooks would go on reducing. torch has no
-            # public call for it.
-            self.torch_ddp.reducer._remove_autograd_hooks()
+        _let_go(self.torch_ddp)
         # Set past nn.Module's registration: DDP holds the module a second time.
         object.__setattr__(self, "torch_ddp", None)
         self.reduced_tables = None
         # Holding the parameters keeps their identities from being used again.
         self._known_parameters = dict(self.named_parameters())
-        self._wrapped_layout = _Layout.of(self)
-        if self._wrapped_layout.world_size == 1 and not (self._reduction.wrap_one_rank and dist.is_initialized()):
+        self._wrapped_layout = Layout.of(self, self.group)
+        if self._wrapped_layout.world_size == 1 and not (self._wraps_one_rank and dist.is_initialized()):
             return
         require_one_model(self.module, self.group)
         tables = sparse_tables(self.module)
         dense = [p for p in self.module.parameters() if p.requires_grad and not any(p is table for table in tables)]
         if dense:
-            object.__setattr__(self, "torch_ddp", self._build_ddp(tables))
+            object.__setattr__(self, "torch_ddp", _build_ddp(self.module, tables, self._comm_hook, self._options))
         else:
             _broadcast_state(self.module, self.group)
         if tables:
             anchor = dense[0] if dense and self.find_unused_parameters else None
             self.reduced_tables = SparseTables(self.module, tables, anchor, self.group)
 
-    def _build_ddp(self, tables: Sequence[nn.Parameter]) -> DistributedDataParallel:
-        # DDP reduces what is trainable at its construction and broadcasts everything: just right for the tables.
-        with _frozen(tables):
-            made = DistributedDataParallel(
-                self.module,
-                process_group=self.group,
-                find_unused_parameters=self.find_unused_parameters,
-                **self._options,
-            )
-        if self._reduction.comm_hook is not None:
-            made.register_comm_hook(*self._reduction.comm_hook())
-        return made
+
+def _warn_deprecated(warned: set[str], name: str) -> None:
+    if name not in warned:
+        warned.add(name)
+        message = f"DataParallel.{name}() does nothing: backward averages the gradients. Remove the call."
+        warn(message, FutureWarning, stacklevel=3)
+
+
+def _let_go(ddp: DistributedDataParallel | None) -> None:
+    if ddp is not None:
+        # A process's first DDP is in a reference cycle: until it is collected, its hooks would go on reducing. torch has no
+        # public call for it.
+        ddp.reducer._remove_autograd_hooks()
+
+
+def _build_ddp(
+    module: nn.Module, tables: Sequence[nn.Parameter], hook: MakeHook | None, options: Mapping[str, Any]
+) -> DistributedDataParallel:
+    # DDP reduces what is trainable at its construction and broadcasts everything: just right for the tables.
+    with _frozen(tables):
+        ddp = DistributedDataParallel(module, **options)
+    if hook is not None:
+        ddp.register_comm_hook(*hook())
+    return ddp
 
 
 def _bucket_options(comm_buffer_size: float, last_comm_buffer_size: float) -> dict[str, Any]:
@@ -247,44 +281,16 @@ def _bucket_options(comm_buffer_size: float, last_comm_buffer_size: float) -> di
     return {"bucket_cap_mb_list": [last_comm_buffer_size, comm_buffer_size]}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Layout:
-    """What a reducer was built for; it has to be built anew when this changes."""
-
-    world_size: int
-    identities: tuple[int, ...]
-    kinds: tuple[tuple[bool, torch.dtype, torch.device], ...]
-
-    @classmethod
-    def of(cls, model: DataParallel) -> _Layout:
-        parameters = [p for p in _collected(model, []) if p is not None]
-        kinds = tuple((p.requires_grad, p.dtype, p.device) for p in parameters)
-        return cls(world_size(model.group), tuple(map(id, parameters)), kinds)
-
-
-def _collected(module: nn.Module, parameters: list[nn.Parameter | None]) -> list[nn.Parameter | None]:
-    """Return ``parameters`` and the module's, shared ones each time.
-
-    Every forward asks, and ``parameters()`` is slow: so by the dictionaries in which torch's modules keep them.
-    """
-    parameters.extend(module._parameters.values())
-    for child in module._modules.values():
-        if child is not None:
-            _collected(child, parameters)
-    return parameters
-
-
-def _replaced_message(known: Mapping[str, nn.Parameter], present: Mapping[str, nn.Parameter]) -> str:
-    names = sorted(name for name in known.keys() | present.keys() if known.get(name) is not present.get(name))
-    shown = ", ".join(name.removeprefix("module.") for name in names[:5]) + (", ..." if len(names) > 5 else "")
-    return (
-        f"Parameters were replaced, added or removed after DataParallel was built ({shown}): their gradients would not "
-        "be averaged. Change the module first, then wrap it, DataParallel(model.module), and build the optimizer anew."
-    )
+def _is_of_ddp(model: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> bool:
+    """Return whether a state has the names that torch's DDP gives, where the bare module has none of the kind."""
+    names = [name for name in state_dict if name.startswith(prefix)]
+    return bool(names) and not hasattr(model.module, "module") and all(n.startswith(f"{prefix}module.") for n in names)
 
 
 def _insert_module_prefix(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Rename the entries of a nested wrapper to where torch looks for them, below ``module.``."""
+    if _is_of_ddp(model, state_dict, prefix):
+        return
     for key in [key for key in state_dict if key.startswith(prefix)]:
         state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
 
