@@ -68,12 +68,12 @@ def resolve(node: Any) -> None:
             if OmegaConf.is_missing(node, key):
                 continue
             if OmegaConf.is_interpolation(node, key):
-                _replace(node, key)
+                _put_value(node, key)
             elif OmegaConf.is_config(node[key]):
                 resolve(node[key])
 
 
-def _replace(node: Any, key: Any) -> None:
+def _put_value(node: Any, key: Any) -> None:
     try:
         # Reading resolves; what is written back is no interpolation any more.
         value = node[key]

@@ -189,15 +189,14 @@ def spawn(
     try:
         context = _prepare(func, args, nprocs, options)
     except HarnessError as error:
-        # What the user needs is the message: the frames in between are ours.
+        # The frames in between are ours.
         raise error.with_traceback(None) from None
     if join:
-        context._watch(timeout=None)
-        context.processes = [RankProcess(process, rank) for rank, process in enumerate(context._attempt.processes)]
+        context._start(timeout=None)
         return context
     if not daemon:
         _unwatched.add(context)
-    context._start()
+    context._start(timeout=0.0)
     return context
 
 

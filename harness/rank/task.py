@@ -26,7 +26,7 @@ def run_task(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder)
     """Do the task of ``plan`` in this rank and return its value."""
     match plan.task.kind:
         case "hydra" | "train":
-            return _run_hydra(run, plan, who, record)
+            return _run_app(run, plan, who, record)
         case "call":
             _run_call(run, plan, who, record)
         case "script" | "module":
@@ -76,7 +76,7 @@ def _run_script(plan: RunPlan, who: RankEnvironment, record: Recorder) -> None:
             raise
 
 
-def _run_hydra(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> Any:
+def _run_app(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder) -> Any:
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.utils import configure_log, setup_globals
 
