@@ -14,6 +14,7 @@ def stalled(patience_s: float = 0.0) -> list[int]:
 
 def give_up_stalled() -> None:
     """Have nothing block on a reader that takes nothing, at the end of this process: what is written to it is lost."""
+    # A reader that is merely slow has time to take what is there.
     for descriptor in stalled(patience_s=0.3):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, descriptor)
@@ -25,6 +26,7 @@ def _descriptors() -> set[int]:
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             descriptors.add(stream.fileno())
+        # Closed, or replaced by an object without a descriptor, as notebooks and tests do.
         except (OSError, ValueError, AttributeError):
             continue
     return descriptors

@@ -50,6 +50,7 @@ class Display:
         return not self._unshown
 
     def _pour(self, trap: SignalTrap) -> None:
+        # Even a console that takes something may block on a line that is longer than what it takes.
         with trap.raising_in_output():
             while self._unshown and not console.stalled():
                 self._unshown.popleft()()

@@ -53,6 +53,7 @@ def judge_absence(result: RunResult, run: RunDir, absent: Sequence[int]) -> RunR
 def judge_hang(result: RunResult, run: RunDir, plan: RunPlan, stacks: Sequence[str]) -> RunResult:
     """Return ``result`` with the rank named that is likeliest to be the one that hangs."""
     absent = absent_ranks(stacks, result.ranks)
+    # Where the stacks tell nothing, whoever is fewest steps ahead keeps the others waiting.
     rank = absent[0] if absent else min(result.ranks, key=lambda r: len(r.steps)).rank
     total = plan.train.steps if plan.train else None
     limit = f"{plan.timeout_s:g} s{aside(plan.words, 'timeout_s')}"

@@ -81,6 +81,7 @@ class OwnProcess(LocalProcess):
     def poll(self) -> int | None:
         """Return the exit code, after whatever is left of the process group has been ended."""
         if self._child.returncode is None and has_ended(self.pid):
+            # Before it is waited for: afterwards another process may be given its number.
             self.kill()
         code = self._child.poll()
         if code is not None and self._pidfd >= 0:
@@ -127,5 +128,6 @@ def has_ended(pid: int) -> bool:
 
 def signal_group(pid: int, number: int) -> None:
     """Send a signal to a process group; one that is gone is left in peace."""
+    # PermissionError: what is left of it has become another user's, by a set-user-id program.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)

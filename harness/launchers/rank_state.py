@@ -64,6 +64,7 @@ class RankState:
         """Take in one event; a start is one again where torch's agent has restarted the rank."""
         kind = event["event"]
         if kind == "start":
+            # What was heard of its earlier start would have this one taken for finished.
             self.pid = event["pid"]
             self.has_finished = self.has_left = self.is_joining = self.has_joined = False
         elif kind == "joining":

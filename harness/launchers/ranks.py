@@ -63,6 +63,7 @@ class Ranks:
 
     def read(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Take in what the ranks wrote, and which processes have ended; yield each event and its rank."""
+        # Before the records: of a process that was seen to have ended, the last line has been written.
         self.read_endings()
         for state in self.states:
             lines = state.records.lines()
@@ -92,10 +93,12 @@ class Ranks:
             if path.exists():
                 state.ending = Ending(**read_json(path))
             elif is_over and not state.has_finished:
+                # Killed with its worker, so that nobody was left to write down how.
                 state.ending = Ending(1, time.monotonic())
 
     def _has_printed(self, state: RankState) -> bool:
         """Return True where a rank has printed since the last look: of a task that records no steps, that is the heartbeat."""
+        # A training has its steps for a heartbeat, and one that prints for ever may still hang.
         if self._plan.train is not None or self._plan.timeout_s is None:
             return False
         log = self._run.log(state.rank)
@@ -160,6 +163,7 @@ class Ranks:
                 if state.pid is not None and process.rank in (state.rank, None):
                     process.ask_for_stacks(state.pid)
         deadline = time.monotonic() + STACKS_S
+        # faulthandler says nowhere that it is done: a file that has stopped to grow is taken for whole.
         sizes: list[int] = []
         while time.monotonic() < deadline and not is_pressed():
             before, sizes = sizes, [len(self._stack(state)) for state in asked]

@@ -32,11 +32,13 @@ LAUNCHERS: dict[str, Callable[[], Launcher]] = {
 """Name, as typed after ``launcher=``, -> the class of it."""
 
 _launchers: dict[str, Launcher] = {}
+# In a list, so that a forked process can replace one that another thread held.
 _locks = [threading.Lock()]
 
 
 def launcher(method: str) -> Launcher:
     """Return this process's launcher of that name."""
+    # Two threads that ask at once would each start a server.
     with _locks[0]:
         if method not in _launchers:
             _launchers[method] = LAUNCHERS[method]()

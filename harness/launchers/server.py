@@ -57,6 +57,7 @@ class Server:
             selector.register(self._wake, selectors.EVENT_READ)
             if (parent := pidfd_of(self._parent)) >= 0:
                 selector.register(parent, selectors.EVENT_READ)
+            # Where there is no descriptor of the parent, the next event finds that it is gone.
             while os.getppid() == self._parent:
                 for key, _ in selector.select():
                     if key.fileobj is self._channel:
@@ -99,6 +100,7 @@ class Server:
         """Turn this copy of the server into a rank."""
         try:
             os.setsid()
+            # The pipe is the server's: a signal to the rank would wake that one.
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._channel.close()
@@ -143,6 +145,7 @@ def main(descriptor: int, parent: int) -> None:
     # It would also come at the end of the thread that started this process, whose run may be over by now.
     outlive_parent()
     threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 1
+    # A rank's collections would write to every page that it shares with this process, and so copy it.
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=descriptor) as channel:

@@ -189,6 +189,7 @@ class ServedProcess(LocalProcess):
             # Taken out, because another rank may be given the same id later.
             self._code = self._server.exit_codes.pop(self.pid, None)
             if self._code is None and self._server.is_dead:
+                # Ranks die with the server, by the kernel's signal.
                 self._code, self.server = -signal.SIGKILL, self._server.exit_code
         return self._code
 
@@ -239,6 +240,7 @@ def _become(path: str, environment: Mapping[str, str], parent: int) -> None:
 
         main(path, forked=True)
     finally:
+        # Never back into the caller's code, of which this is a copy.
         os._exit(1)
 
 

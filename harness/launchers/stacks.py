@@ -19,6 +19,7 @@ def absent_ranks(stacks: Sequence[str], results: Sequence[RankResult]) -> list[i
     absent = []
     for result, text in zip(results, stacks, strict=True):
         main_thread = text.rpartition("(most recent call first):")[2].strip().splitlines()
+        # Of three frames, because what waits may be C code in a file whose name does not tell.
         if result.status == "unfinished" and not waiting.search(" ".join(main_thread[:3])):
             absent.append(result.rank)
     return absent

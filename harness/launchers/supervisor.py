@@ -119,6 +119,7 @@ class Supervisor:
                 return True
             if deadline is not None and now > deadline:
                 return False
+            # In this order: ranks that wait for one that has failed are silent too.
             if self._has_fallen(now) or self._is_hung(now) or self._is_stranded():
                 self._stop()
                 return True
@@ -162,6 +163,7 @@ class Supervisor:
         fallen = first_to_fall(ends)
         if fallen is None or not fallen.is_consequence:
             return fallen is not None
+        # The others hear of a rank's end by their connections, often before its last line is read here.
         self._settle = self._settle or now + SETTLE_S
         if now < self._settle:
             return False

@@ -15,6 +15,7 @@ from harness.run.environment import PARENT
 def main(arguments: list[str]) -> int:
     """Run the agent and return torchrun's exit status, which is 1 whatever its ranks' were: their workers tell."""
     die_with_parent(int(os.environ[PARENT]))
+    # Its workers inherit this, and die with it in turn.
     os.environ[PARENT] = str(os.getpid())
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -25,6 +25,7 @@ def main(path: str) -> NoReturn:
     die_with_parent(int(os.environ[PARENT]))
     os.environ[PARENT] = str(os.getpid())
     os.environ.pop(UNSHARED, None)
+    # One that came before the handlers were set would end this process, and leave the rank to nobody.
     signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     pid = os.fork()
     if pid == 0:

@@ -32,6 +32,7 @@ def available_groups() -> list[str]:
         "ucc": dist.is_ucc_available(),
         "xccl": dist.is_xccl_available(),
     }
+    # "fake" joins nobody: it is torch's own for tests.
     registered = [name for name in dist.Backend.backend_list if name not in ("undefined", "fake", *built_in)]
     return [name for name, there in built_in.items() if there] + registered
 

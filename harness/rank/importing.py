@@ -62,6 +62,7 @@ class _Finder(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != self._name:
             return None
+        # Else the look for the real loader would come back here.
         self.withdraw()
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:

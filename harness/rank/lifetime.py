@@ -73,6 +73,7 @@ class _Tying:
         self._ties = False
 
     def before_fork(self) -> None:
+        # The main thread has the process's number; the kernel's signal comes with the end of the thread that forked.
         self._ties = self.parent == os.getpid() == threading.get_native_id()
 
     def after_fork(self) -> None:

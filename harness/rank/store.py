@@ -93,6 +93,7 @@ def _attempt() -> str:
 def _serve(listener: socket.socket) -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+    # Before detach(), after which the socket is torch's.
     port = listener.getsockname()[1]
     # wait_for_workers=False: the store serves groups of any size, also none.
     _kept.append(TCPStore(_HOST, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()))

@@ -31,6 +31,7 @@ PARENT = "HARNESS_PARENT"
 UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """Keeps torch's elastic agent from serving a store; of no meaning to its ranks. Undocumented: a test sees what listens."""
 
+# Of another launcher, or of an outer run: a rank would take them for its own, or a library for its rendezvous.
 _STALE = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|TORCH_NCCL_ASYNC_ERROR_HANDLING"
     r"|HARNESS_.*|(PMI|OMPI_COMM|PMIX)_.*"

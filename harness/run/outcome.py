@@ -72,6 +72,7 @@ def first_to_fall(ends: Sequence[End]) -> End | None:
     failed = [end for end in ends if end.has_failed]
     if not failed:
         return None
+    # A consequence may be recorded before its cause, and by its own rank's clock be the earlier one.
     causes = [end for end in failed if not end.is_consequence and not end.left_early]
     early = [end for end in ends if end.left_early]
     # One that vanished comes before those that have returned from their task.
@@ -94,6 +95,7 @@ def judge(ends: Sequence[End], logs: Sequence[str], marks: dict[str, float]) -> 
     others = [end for end in ends if end is not first]
     consequences = tuple(end.rank for end in others if end.has_failed and end.is_consequence)
     code = first.returncode
+    # A rank that recorded its end and was then stopped is no victim of that signal.
     killed = code is not None and code < 0 and first.result.status == "unfinished"
     return RunResult(
         "failed",
