@@ -33,7 +33,7 @@ def last_bias_not_reduced(trainer: Trainer, size: float | None) -> None:
     biases = [p for name, p in named if name.endswith("bias")]
     parameter = biases[-1] if biases else named[-1][1]
     local = keep_local(parameter)
-    after_reduction(trainer, lambda step: _replace(parameter, local()))
+    after_reduction(trainer, lambda step: _put_gradient(parameter, local()))
 
 
 @injection
@@ -45,7 +45,7 @@ def rank0_value_everywhere(trainer: Trainer, size: float | None) -> None:
     def change(step: int) -> None:
         value = local().clone()
         dist.broadcast(value, 0)
-        _replace(parameter, value)
+        _put_gradient(parameter, value)
 
     after_reduction(trainer, change)
 
@@ -83,7 +83,7 @@ def stale_bucket(trainer: Trainer, size: float | None) -> None:
     def change(step: int) -> None:
         now = [None if p.grad is None else p.grad.clone() for p in bucket]
         for parameter, stale in zip(bucket, before, strict=False):
-            _replace(parameter, stale)
+            _put_gradient(parameter, stale)
         before[:] = now
 
     after_reduction(trainer, change)
@@ -166,7 +166,7 @@ def _lose_rows(table: nn.Parameter, count: int, rank: int) -> None:
     table.grad = torch.sparse_coo_tensor(indices, values, table.shape, check_invariants=False).coalesce()
 
 
-def _replace(parameter: nn.Parameter, gradient: Tensor | None) -> None:
+def _put_gradient(parameter: nn.Parameter, gradient: Tensor | None) -> None:
     if parameter.grad is not None and gradient is not None:
         parameter.grad.copy_(gradient)
 
