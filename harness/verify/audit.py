@@ -68,6 +68,7 @@ class Trials:
         Raises:
             DoesNotApply: The fault has no place in this training; on all ranks.
         """
+        # A fault counts as caught by what runs unasked, if that is enough; a correct run has to stand all that there is.
         full = dataclasses.replace(plan, compare="full")
         if plan.fault is None:
             return self._take(full)[0]
@@ -103,6 +104,7 @@ class Trials:
 
     def _one_process(self, plan: TrainPlan, steps: int) -> Alone:
         """Return the free run of the same settings, made once."""
+        # A fault changes nothing for one process alone, and there are dozens of trials of one seed.
         key = repr((dataclasses.replace(plan, fault=None, fault_size=None, compare="off"), steps))
         if key not in self._alone:
             with undisturbed_random(), exchanging(OneProcess()):

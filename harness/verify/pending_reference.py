@@ -42,6 +42,7 @@ class PendingReference:
         if self._reference is None:
             seat, start = self._subject.seat, self._start
             reference = Reference(self._subject.plan, seat.world_size, seat.device, start.num_steps, self._ranks_model)
+            # Before anything is compared: bits of another model would accuse the ranks of what the recipe did.
             self._require_same_model(reference)
             self._require_same_samples(reference)
             self._reference = reference

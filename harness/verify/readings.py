@@ -36,6 +36,7 @@ def readings_of(trainer: Trainer) -> Readings | None:
     if trainer.seat.world_size == 1:
         return None
     readings = _of_all_ranks(trainer, A_FEW)
+    # Ranks whose data sets draw nothing read the same, which is as it should be.
     drawn = [digest for digest, changes in zip(readings["digests"], readings["changes"], strict=True) if changes]
     return readings if len(set(drawn)) == len(drawn) else _of_all_ranks(trainer, MANY)
 

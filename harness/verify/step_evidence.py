@@ -90,6 +90,7 @@ def take_steps(trainer: Trainer, subject: Subject, reference: PendingReference, 
         steps.taken.append(TakenStep(number, state, captured.ids))
         ranks = subject.exchange(captured)
         if subject.is_rank_0:
+            # The other ranks draw nothing meanwhile: a replay must not shift rank 0's stream against theirs.
             with undisturbed_random():
                 steps.checked.append(check.checked(steps.taken[-1], len(steps.checked), ranks))
         subject.meet()
@@ -115,6 +116,7 @@ class StepCheck:
         """Return what a step came to, before which the scheduler has gone on ``scheduled`` times."""
         step, state, first = captured_step(taken.number, ranks), taken.state, ranks[0]
         twin = self._shared.step(step)
+        # The same bits went in, so the same would come out: a replay costs about what the step did.
         if twin is not None:
             return CheckedStep(twin, self._shared.uses_random, draws_data=False)
         reference = self._reference.get()
@@ -139,6 +141,7 @@ class StepCheck:
 
     def _replay(self, shards: list[Shard], state: TrainingState, reference: Reference) -> tuple[list[Replayed], str]:
         """Return what each shard comes to alone; none, and why, where one process cannot do it."""
+        # Fused kernels round otherwise, and a replay by the same compiler would repeat its mistakes.
         if self._plan.compile:
             return [], COMPILED
         if reference.replay.why_not:

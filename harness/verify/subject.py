@@ -47,6 +47,7 @@ class Subject:
         """Return all ranks' captures on rank 0; they come as files, so that no reduction is checked by a reduction."""
         if not self.is_rank_0:
             torch.save(captured, self.folder.capture(self.seat.rank))
+        # No file is read before it is whole.
         self.meet()
         if not self.is_rank_0:
             return []

@@ -83,6 +83,7 @@ def evidence_of(subject: Subject, asked_world_size: int) -> Evidence | None:
     steps = take_steps(trainer, subject, pending, shared)
     evaluation = evaluation_of(trainer, subject, pending, shared)
     # On all ranks: whether the shared evidence stands for all of this run's.
+    # Rank 0 alone reads the file and makes the reference, and all must go the same way: what follows is collective.
     shares = bool(from_rank_0(shared.has_birth(start.birth) and not pending.is_made and bool(steps.checked)))
     whole = _shared_whole(subject, shared) if shares else compare_whole_batches(subject, pending, steps.taken)
     twice = None if plan.compare == "quick" else _without_capture(subject, steps)
@@ -168,6 +169,7 @@ def _without_capture(subject: Subject, steps: Steps) -> list[list[Digests]] | No
 
 def _learning_rates(trainer: Trainer) -> list[list[list[float]]]:
     """Return the learning rates to come of each parameter group, of each step on each rank; collective."""
+    # A copy: scheduler() may leave something in the recipe, which the training is to find as it was.
     number = min(trainer.num_steps, SCHEDULED)
     return from_all(learning_rates(copy.copy(trainer.recipe), trainer.model, trainer.num_steps, number))
 

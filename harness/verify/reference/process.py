@@ -45,12 +45,14 @@ class SingleProcess:
         self.device = device
         self.num_steps = num_steps
         self._world = WorldOfOne()
+        # Whatever the recipe asks while it is made, it hears what a single process would.
         with self.alone():
             self._make()
 
     def _make(self) -> None:
         plan = self.plan
         self.recipe: Recipe = make_recipe(plan.recipe)
+        # To tell what dataset() and model() leave in the recipe from what its constructor did.
         made = dict(vars(self.recipe))
         seed_everything(derive(plan.seed, "dataset"))
         self.dataset: Any = self.recipe.dataset()
