@@ -118,9 +118,9 @@ class SpawnContext:
         path = self._run.log(rank)
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def _start(self) -> None:
+    def _start(self, timeout: float | None) -> None:
         # No time to watch is still time to start.
-        self._watch(timeout=0.0)
+        self._watch(timeout)
         self.processes = [RankProcess(process, rank) for rank, process in enumerate(self._attempt.processes)]
 
     def _watch(self, timeout: float | None) -> bool:
