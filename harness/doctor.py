@@ -77,6 +77,7 @@ def examine() -> list[Finding]:
     try:
         seen = registry.machine()
     except HarnessError as error:
+        # The text ends with what the child process printed, and that with the error itself.
         return [Finding("torch", False, str(error).splitlines()[-1]), *findings]
     torch = Finding("torch", None, f"{seen.torch}; Python {platform.python_version()}", seen.torch)
     return [torch, *_backend_findings(seen), *findings, *(try_launcher(method) for method in LAUNCHERS)]
@@ -91,6 +92,7 @@ def _backend_findings(seen: Machine) -> list[Finding]:
 
 
 def _backend_finding(name: str, seen: Machine) -> Finding:
+    # None of them is needed by itself: what the default job takes, its own finding says.
     if name not in seen.groups:
         hint = "; Kunlun's PyTorch plugin registers it" if name == "bkcl" else ""
         return Finding(f"backend {name}", False, f"not in this build of torch{hint}", needed=False)
@@ -110,6 +112,7 @@ def _default_job(seen: Machine) -> Finding:
         return Finding("default job", False, str(error))
     data = {"backend": placement.backend, "device": placement.device, "nprocs": placement.nprocs, "threads": threads}
     text = f"backend={placement.backend} ({placement.reason}), nprocs={placement.nprocs}, threads={threads}"
+    # gloo is placed without a look at the build, which may be one without torch.distributed.
     return Finding("default job", "gloo" in seen.groups or placement.backend != "gloo", text, data)
 
 
@@ -146,6 +149,7 @@ def _memory_finding() -> Finding:
     if not shared.is_dir():
         return Finding("shared memory", None, "no /dev/shm on this system", needed=False)
     free = shutil.disk_usage(shared).free / 2**20
+    # DataLoader workers hand their batches over through it. Docker's default of 64 MiB, unused, passes.
     enough = free >= 64
     text = f"{free:.0f} MiB free in /dev/shm" + ("" if enough else ": DataLoader workers need more; use num_workers=0")
     return Finding("shared memory", enough, text, {"free_mib": round(free)}, needed=False)
@@ -155,6 +159,7 @@ def _files_finding() -> Finding:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Python has -1 for no limit, which is less than any number.
     enough = soft == resource.RLIM_INFINITY or soft >= 256
     more = f", which can be raised to {_limit(hard)}" if hard != soft else ""
     text = f"{_limit(soft)}{more}" + ("" if enough else ": use ulimit -n 1024")
@@ -173,11 +178,13 @@ def try_launcher(method: str) -> Finding:
         write_whole(script, _ALL_REDUCE)
         began = time.monotonic()
         task = Task(kind="script", path=str(script))
+        # 2 ranks on gloo, which every machine can try; ranks that do not find each other are a finding, and no reason to hang.
         asked = Settings(task, "command", method=method, nprocs=2, backend="gloo", timeout_s=60.0, sys_path=sys.path)
         plan = plan_of(asked)
         text, ok = _try(run, plan)
         seconds = time.monotonic() - began
     name = f"try {method}"
+    # The default job needs its own launcher alone.
     if not ok:
         return Finding(name, False, text, {"seconds": seconds}, needed=method == RunPlan.method)
     return Finding(
@@ -209,6 +216,7 @@ def as_text(findings: Sequence[Finding], runs: bool) -> str:
     lines = []
     for finding in findings:
         first = f"{finding.name:<14} {_mark(finding):<3}"
+        # Four lines at most, as an error of somebody else's may fill the screen.
         lines += textwrap.wrap(finding.text, WIDTH, initial_indent=first, subsequent_indent=" " * len(first))[:4]
     verdict = "The default job runs here." if runs else "The default job does not run here: see the lines marked !!."
     return "\n".join([*lines, "", verdict])

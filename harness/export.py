@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
+    # Under python -OO there is no docstring.
     text = (__doc__ or "").replace("``", "")
     made = argparse.ArgumentParser(prog="python -m harness.export", description=text, allow_abbrev=False)
     made.add_argument(

@@ -38,6 +38,7 @@ def train(rank: Rank) -> float:
 
 
 def _train(rank: Rank, plan: TrainPlan, seat: Seat) -> float:
+    # Before data and model, which may take minutes: a checkpoint that does not fit is refused at once.
     if plan.resume:
         message = checkpoint.look(Path(rank.plan.cwd, plan.resume), plan, seat.world_size)
         if seat.rank == 0:
@@ -72,7 +73,9 @@ def join(rank: Rank, plan: TrainPlan) -> Seat:
 
     rank.record.mark("lazy imports done")
     torch.set_num_threads(rank.plan.threads)
+    # warn_only: an operation without a deterministic kernel is named in a warning, and the training goes on.
     torch.use_deterministic_algorithms(plan.deterministic, warn_only=True)
+    # By NaN, and in deterministic runs alone: what a recipe reads before it has written it is found.
     torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
     environment = init_parallel_env(rank.plan.backend)
     rank.record.mark("group ready")
@@ -92,6 +95,7 @@ def prepare(recipe: Recipe, seat: Seat, local_rank: int, seed: int) -> Any:
             ready()
         if seat.world_size > 1:
             dist.barrier()
+    # Not before: the rank that has prepared may have drawn numbers that the others have not.
     seed_everything(derive(seed, "dataset"))
     return recipe.dataset()
 
@@ -106,6 +110,7 @@ def measure(rank: Rank, recipe: Any, seat: Seat) -> float:
         raise ConfigError(f"{type(recipe).__name__} measures communication, and one rank has nobody to talk to. Use nprocs=2.")
     times_of_sizes = list(recipe.measure(seat.device))
     rank.record.facts(bandwidth=times_of_sizes)
+    # The least of its times: what disturbs a transfer only ever makes it longer.
     return min(times_of_sizes[-1][1])
 
 
@@ -119,6 +124,7 @@ def check(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> None:
     assert plan is not None
     evidence = verify(rank, make_trainer, seat)
     answer: list[Any] = ["", False]
+    # Only rank 0 has evidence. Every rank hears of the verdict, because all have to stop, or none.
     if evidence is not None:
         verdict = judge(evidence)
         answer = ["\n".join(verdict.sentences()), verdict.failed is not None]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
+# At once: Hydra composes the launcher's settings before it makes the launcher.
 register()
 
 
@@ -53,6 +54,7 @@ class HarnessLauncher(Launcher):
 def _as_multirun(arguments: Sequence[str]) -> list[str]:
     """Return the arguments of a multirun that has the folder of the single run, where one was given."""
     moved = [f"hydra.sweep.dir={a.partition('=')[2]}" if a.startswith("hydra.run.dir=") else a for a in arguments]
+    # A multirun gives each job a folder of its own below this one; here the two are the same.
     return [*moved, *(["hydra.sweep.subdir=."] if moved != list(arguments) else []), "--multirun"]
 
 
@@ -67,6 +69,7 @@ class NeverBypassed(Callback):
         """Start the same command again as a multirun; end it where the user has asked for a single run."""
         # Python's own words (-m module, -X ...) come before the app's, which end sys.orig_argv as they are in sys.argv.
         if {"hydra.mode=RUN", "--run", "-r"}.isdisjoint(sys.argv):
+            # By now Hydra is set on a single run; a new start in place of this process keeps terminal and exit status.
             os.execv(
                 sys.executable, [sys.executable, *sys.orig_argv[1 : -len(sys.argv[1:]) or None], *_as_multirun(sys.argv[1:])]
             )

@@ -20,7 +20,9 @@ class RunOptions(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Add the source behind the app's own folder."""
+        # main is Hydra's name for the folder that the app itself has named.
         if any(element.provider == "main" and has_schema(element.path) for element in search_path.get_path()):
+            # The first source that has an option is taken: a file of the user's wins over a declaration of that name.
             search_path.append("harness", "harness://run")
 
 
@@ -54,4 +56,5 @@ class Declared(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """Return an option, or a part of the configuration."""
         node = OmegaConf.structured(nodes()[config_path.removesuffix(".yaml")])
+        # Hydra looks the key up in any case; None is what a file without a line on its package has.
         return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})

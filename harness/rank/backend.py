@@ -41,10 +41,12 @@ def visible_devices() -> dict[str, int]:
     """Return how many devices of each accelerator type are visible."""
     kind = torch.accelerator.current_accelerator()
     counts = {"cuda": torch.cuda.device_count(), "xpu": torch.xpu.device_count()}
+    # A vendor's plugin to torch brings a type of device of its own, which only this tells.
     if kind is not None:
         counts.setdefault(kind.type, torch.accelerator.device_count())
     return {name: count for name, count in counts.items() if count}
 
 
+# For a parent without a warm server: it asks a process of its own, and stays free of torch.
 if __name__ == "__main__":
     json.dump(probe(), sys.stdout)

@@ -22,6 +22,7 @@ class Rank:
     record: Recorder
 
 
+# For the process and not a ContextVar, which threads that the task starts would find empty.
 _current: list[Rank] = []
 
 

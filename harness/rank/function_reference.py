@@ -35,6 +35,7 @@ def describe_function(function: Callable[..., Any], inline: bool = False) -> Tas
     # Its own module first, which decorators may name wrongly; then whoever else has it.
     for holder in dict.fromkeys([module, "__main__", *sys.modules]):
         for attribute, index, candidate in _candidates(sys.modules.get(holder)):
+            # By identity: functools.wraps gives the wrapper the name of what it wraps.
             if candidate is function:
                 return Task("hydra", path, main_module, holder, name, _line_of(function), attribute, index)
     raise ConfigError(
@@ -64,6 +65,7 @@ def find_function(task: Task) -> Callable[..., Any]:
 
 def _candidates(module: ModuleType | None) -> Iterator[tuple[str, int, Callable[..., Any]]]:
     """Yield what a module's names lead to: the name, how deep under it, and the function."""
+    # Of a copy: what is looked at may load lazily, and so add to its module meanwhile.
     for attribute, value in list(vars(module).items()) if module is not None else ():
         for index, function in enumerate(_unwrapped(value, set())):
             yield attribute, index, function
@@ -74,10 +76,13 @@ def _unwrapped(value: Any, seen: set[int]) -> Iterator[Callable[..., Any]]:
 
     A decorator of the user's own, written without ``wraps``, keeps the function in its closure and nowhere else.
     """
+    # A class is callable and no task, but its attributes would lead to every method. By id, as not all that is callable
+    # can be hashed.
     if not callable(value) or isinstance(value, type) or id(value) in seen:
         return
     seen.add(id(value))
     yield value
+    # wraps() keeps it in __wrapped__, partial() in func, and a decorator that is a class in an attribute of its own choice.
     inner = [getattr(value, "__wrapped__", None), getattr(value, "func", None)]
     inner += [_cell(cell) for cell in getattr(value, "__closure__", None) or ()]
     inner += getattr(value, "__dict__", {}).values()

@@ -24,6 +24,7 @@ def when_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:
         action()
 
     finder = _Finder(name, then_act)
+    # In front: a finder that knows the module would answer first, and nobody behind it is asked.
     sys.meta_path.insert(0, finder)
     return finder.withdraw
 
@@ -67,6 +68,7 @@ class _Finder(MetaPathFinder):
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return spec
+        # Replaced in this loader alone: Python's finder of paths makes one for each module.
         execute = spec.loader.exec_module
 
         def execute_within(module: ModuleType) -> None:

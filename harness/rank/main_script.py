@@ -22,6 +22,7 @@ def describe_main() -> tuple[str | None, str | None]:
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     path = getattr(main, "__file__", None)
+    # A program from standard input has the path <stdin>, which no rank can load; one that was typed in has none.
     if path is None or not os.path.exists(path):
         return None, None
     return os.path.abspath(path), spec.name if spec is not None else None
@@ -36,12 +37,14 @@ def load_main(task: Task) -> ModuleType:
     spec = importlib.util.spec_from_file_location("__mp_main__", task.main_path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    # A module that was run by python -m may import by relative names, for which Python asks the package.
     if task.main_module is not None:
         module.__package__ = task.main_module.removesuffix(".__main__").rpartition(".")[0]
         if task.main_module.endswith(".__main__"):
             module.__package__ = task.main_module.removesuffix(".__main__")
     # multiprocessing then finds the script again by its path, as under plain Python.
     module.__spec__ = None
+    # Before it runs, as in any import: a dataclass looks up its own module while it is made.
     sys.modules["__mp_main__"] = sys.modules["__main__"] = module
     _loading.append(task.main_path)
     try:

@@ -56,6 +56,7 @@ def run_rank(path: str, forked: bool) -> int:
     entered = time.monotonic()
     _default_signals()
     import_quickly("torch", "torch._dynamo")
+    # A rank that was started by hand has none, and may outlive its shell.
     if PARENT in os.environ:
         die_with_parent(int(os.environ[PARENT]))
     children_die_with_this_process()
@@ -66,10 +67,12 @@ def run_rank(path: str, forked: bool) -> int:
     _redirect_output(run, who.slot)
     with run.rank_stacks(who.slot).open("w") as stacks, Recorder(run.records(who.slot)) as record:
         faulthandler.enable()
+        # In C, within the signal's handler: it answers also where the main thread waits in C, and never comes back to Python.
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         record.start(os.getpid(), entered)
         plan = RunPlan.read(run)
 
+        # Preparing is part of the work: a working folder that is gone is this rank's failure, and is recorded as one.
         def prepare_and_work() -> Any:
             with using_temp_dir(run):
                 _prepare(run, plan, forked)
@@ -82,6 +85,7 @@ def _forget_exit_functions() -> None:
     """Drop what the process that this one was forked from wants done at its own end."""
     # Private, but there is no public way to forget functions that are not at hand; without it every forked rank fails at once.
     atexit._clear()
+    # Of these the rank needs one as well: it ends children that are daemons, as DataLoader's workers are.
     if "multiprocessing.util" in sys.modules:
         atexit.register(sys.modules["multiprocessing.util"]._exit_function)
 
@@ -120,6 +124,7 @@ def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record:
         record.value(run.value(who.slot), value)
     except SystemExit as leaving:
         code = exit_status(leaving.code)
+        # As Python does at the end of a program: sys.exit("text") prints the text, and the status is 1.
         if leaving.code is not None and not isinstance(leaving.code, int):
             print(leaving.code, file=sys.stderr)
         record.end("exit", code, value=leaving.code)
@@ -134,6 +139,7 @@ def conclude(work: Callable[[], Any], run: RunDir, who: RankEnvironment, record:
             if failure.collective and who.world_size > 1:
                 print(f"Rank {who.rank} lost another rank, and is seldom the one at fault:", file=sys.stderr)
             print(failure.traceback, file=sys.stderr, flush=True)
+        # Before the end, after which nobody looks for more.
         record.error(run.error(who.slot), error)
         record.end("raised", 1, failure=failure)
         return 1
@@ -145,6 +151,7 @@ def _leave_to_the_rank(record: Recorder) -> None:
     """End a process that the task has forked and that comes back from it: how the rank ends is not its to say."""
     if os.getpid() == record.owner:
         return
+    # Within the finally block that calls this, it is what the task was left by; None where it has returned.
     leaving = sys.exc_info()[1]
     if leaving is not None and not isinstance(leaving, SystemExit):
         traceback.print_exception(leaving)
@@ -168,6 +175,7 @@ def _prepare(run: RunDir, plan: RunPlan, forked: bool) -> None:
         os.environ.update(common_environment(os.environ, plan, run.path))
     os.chdir(plan.cwd or ".")
     sys.argv[:] = plan.argv
+    # The parent's alone, where it gave any: an entry of this process's own could hide a module of the user's.
     sys.path[:] = list(dict.fromkeys([*plan.sys_path, *(entry for entry in sys.path if not plan.sys_path)]))
     set_threads(plan.threads)
     if forked and "numpy" in sys.modules:
@@ -188,6 +196,7 @@ def set_threads(threads: int) -> Callable[[], None]:
 
 def _redirect_output(run: RunDir, rank: int) -> None:
     """Send stdout and stderr, of C code too, to ``rank-N.log``, a whole line at a time."""
+    # O_APPEND: the rank, its C code and what it forks write to one file, and none over another's lines.
     log = os.open(run.log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
@@ -197,6 +206,8 @@ def _redirect_output(run: RunDir, rank: int) -> None:
 
 
 def _line_stream(descriptor: int) -> io.TextIOWrapper:
+    # closefd=False: a stream that is replaced and collected must not take descriptor 1 or 2 along.
+    # backslashreplace: a name with a byte that is no text can be printed, and fails no rank.
     raw = open(descriptor, "wb", closefd=False)  # noqa: SIM115
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
@@ -209,8 +220,10 @@ def _part(run: RunDir, rank: int, world_size: int, record: Recorder) -> None:
     """
     record.mark("finished")
     torch = sys.modules.get("torch")
+    # A kernel that still runs may fail, and would do so when nobody asks any more: the rank would pass for a good one.
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.synchronize()
+    # Rank 0 stays on to serve the store, and so has to close its connections itself. Those of others close with their process.
     if rank == 0 and world_size > 1:
         _held.append(leave_group())
         keep_store(run, world_size)

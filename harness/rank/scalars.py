@@ -25,8 +25,10 @@ def log(name: str, value: Any, step: int | None = None) -> None:
     Raises:
         TypeError: ``value`` is no number.
     """
+    # Before it is known whether this is a rank: a mistake is then found in a script that runs by itself too.
     try:
         number = float(value)
+    # RuntimeError is torch's for a tensor of several elements.
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"harness.log({name!r}, ...) takes a number, and got {type(value).__name__} {value!r:.60}.") from None
     rank = current_or_none()

@@ -40,6 +40,7 @@ def _run_call(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder
         forward_records(record)
         forward_warnings(record)
     load_main(plan.task)
+    # After the main script: the pickle names functions and types of it.
     function, arguments = pickle.loads(run.call.read_bytes())
     record.mark("task loaded")
     value = function(*arguments)
@@ -63,6 +64,7 @@ def _run_script(plan: RunPlan, who: RankEnvironment, record: Recorder) -> None:
     try:
         if plan.task.kind == "module":
             sys.argv[:] = [plan.task.module, *plan.task.arguments]
+            # alter_sys: pickles look for the script's own types in sys.modules; run_path() below does the same unasked.
             runpy.run_module(plan.task.module, run_name="__main__", alter_sys=True)
         else:
             sys.argv[:] = [plan.task.path, *plan.task.arguments]
@@ -80,6 +82,7 @@ def _run_app(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder)
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.utils import configure_log, setup_globals
 
+    # The resolvers ${now:...} and ${hydra:...}, which in the parent Hydra's own start registers.
     setup_globals()
     # The configuration may hold types that the main script defines, and resolvers that it registers.
     with no_app_starts():
@@ -94,6 +97,7 @@ def _run_app(run: RunDir, plan: RunPlan, who: RankEnvironment, record: Recorder)
         os.chdir(hydra.runtime.output_dir)
     name_rank_in_logs(who.rank)
     configure_log(configs["hydra"].hydra.job_logging, hydra.verbose)
+    # After configure_log(), which makes the console handlers whose records are forwarded.
     if who.rank > 0:
         forward_logs(record)
         forward_warnings(record, who.rank)
