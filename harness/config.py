@@ -50,6 +50,7 @@ def places() -> dict[str, list[Setting]]:
 def _parts(place: Sequence[Setting]) -> dict[str, Setting]:
     """Return key -> setting of what is a group, or settings that are one value of a plan; nothing for a single setting."""
     declaration = place[0].schema
+    # A group that is one value of a plan, as ddp, is declared by a class of its own.
     if isinstance(declaration, type) and dataclasses.is_dataclass(declaration):
         return {each.name: each for each in settings_of(declaration)}
     return {key: each for each in place if (key := each.path.partition(".")[2])}
@@ -67,6 +68,7 @@ def _dataclass(name: str, fields: Iterable[tuple[str, Any, Any]]) -> Any:
 
 
 def _checked(kind: Any) -> Any:
+    # OmegaConf takes unions of plain types alone, and no abstract containers such as Mapping.
     plain = set(get_args(kind) or (kind,)) <= {bool, int, float, str, type(None)}
     return kind if plain or dataclasses.is_dataclass(kind) else Any
 
@@ -99,6 +101,7 @@ PluginConf = _dataclass(
 def handed_on() -> dict[str, Any]:
     """Return what the plugin gets of a configuration of ``run.py``: each setting, from where it stands."""
     values = {each.name: f"${{{each.path}}}" for each in declared()}
+    # Under one key, which is null for anybody else's task: the plugin serves any app.
     training = {each.name: values.pop(each.name) for each in settings_of(TrainPlan)}
     return {"hydra": {"launcher": {**values, "train": training}}}
 
@@ -106,8 +109,10 @@ def handed_on() -> dict[str, Any]:
 # --- help ----------------------------------------------------------------------------------------------------------------
 
 
+# OmegaConf gives the whole configuration to a resolver that has a keyword of this very name.
 def help_text(*, _root_: DictConfig) -> str:
     """Return the body of ``--help``: each setting with its value as composed and what it does."""
+    # Before any is filled: settings of one heading, as Proof, come from several declarations.
     headings: dict[str, list[str]] = {each.heading: [] for each in declared()}
     for name, place in places().items():
         headings[place[0].heading] += _help_of(name, place, _root_)
@@ -119,6 +124,7 @@ def _help_of(name: str, place: Sequence[Setting], root: DictConfig) -> list[str]
     if not OmegaConf.is_config(value):
         return [_line(f"{name}={_shown(value)}", place[0].text)]
     chosen, parts = OmegaConf.select(root, f"hydra.runtime.choices.{name}"), _parts(place)
+    # A recipe's arguments are declared nowhere: the comments in its YAML are their help.
     texts = {key: part.text for key, part in parts.items()} or _comments(root, name, chosen)
     title = GROUPS.get(name, _first_line(place[0].schema)) or f"{value.get('_target_', '')}: what is trained"
     lines = [_line(name if chosen is None else f"{name}={chosen}", title)]
@@ -138,6 +144,7 @@ def _comments(root: DictConfig, group: str, option: str) -> dict[str, str]:
     for source in OmegaConf.select(root, "hydra.runtime.config_sources") or []:
         path = Path(str(source.path)) / group / f"{option}.yaml"
         if source.schema == "file" and path.exists():
+            # By a pattern, because a YAML parser drops comments.
             found = re.findall(r"^\s*(\w+):[^#\n]*#\s*(.+)$", path.read_text(), re.MULTILINE)
             return dict(found)
     return {}
@@ -159,6 +166,7 @@ def _shown(value: Any) -> str:
 @functools.cache
 def nodes() -> dict[str, Any]:
     """Return path -> content of what stands in place of files of ``conf/``: schema, and options that are names in the code."""
+    # Not at the top: this file is imported at each start of any Hydra app, and few of these start a rank.
     from harness.launchers.registry import LAUNCHERS
 
     sizes = {name: {} if fault.size is None else {"size": float(fault.size)} for name, fault in FAULTS.items()}
@@ -175,9 +183,11 @@ def nodes() -> dict[str, Any]:
 
 def has_schema(folder: str) -> bool:
     """Return True for a folder, or package, with a configuration of ``run.py``: one that has the schema among its defaults."""
+    # Hydra names a folder inside a package by pkg://; any other, with file:// or without, is a path.
     scheme, _, place = folder.rpartition("://")
     try:
         path = resources.files(place.replace("/", ".")) if scheme == "pkg" else Path(place)
+        # By its bytes: asked at each start of a Hydra app, before anything is composed.
         return any(SCHEMA.encode() in file.read_bytes() for file in path.iterdir() if file.name.endswith(".yaml"))
     except (ImportError, OSError, ValueError):
         # Hydra has a sentence of its own for a folder that is not there.
@@ -187,6 +197,7 @@ def has_schema(folder: str) -> bool:
 # --- what Hydra asks -----------------------------------------------------------------------------------------------------
 
 
+# OmegaConf calls a resolver anew at each access, and each has to get the same answer.
 _own_folders: dict[str, str] = {}
 
 
@@ -200,6 +211,7 @@ def own_folder(path: str) -> str:
         taken, number = path, 1
         while True:
             try:
+                # Made and not just looked for: of two commands of one second, the system lets one alone make it.
                 Path(taken).mkdir(parents=True)
                 break
             except FileExistsError:
@@ -228,5 +240,6 @@ def register() -> None:
         }
     }
     store.store(group="hydra/launcher", name="harness", node=node, package="_global_", provider="harness")
+    # OmegaConf refuses a name that it already has, and this may be called again in one process.
     OmegaConf.register_new_resolver("harness_help", help_text, replace=True)
     OmegaConf.register_new_resolver("harness_own_folder", own_folder, replace=True)

@@ -75,6 +75,7 @@ class Problem:
 
     def in_words(self, words: Mapping[str, str]) -> str:
         """Return the sentence for the users of one door."""
+        # A setting for which a door has no word is named by Hydra's, rather than raise KeyError here.
         return self.template.format_map({**HYDRA, **words, **self.values})
 
     def __str__(self) -> str:
@@ -85,10 +86,12 @@ class HarnessError(Exception):
     """A mistake that the user can mend: one message, exit status 1, no traceback."""
 
 
+# A ValueError too: what whoever calls spawn() expects of a wrong argument.
 class WrongSettings(HarnessError, ValueError):
     """Problems with settings, each a :class:`Problem` or a sentence; ``words`` are those in which it is printed."""
 
     def __init__(self, *problems: Problem | str) -> None:
+        # As __init__ takes them: pickle makes an exception anew from its arguments.
         super().__init__(*problems)
         self.problems = problems
         self.words: Mapping[str, str] = HYDRA
@@ -157,4 +160,5 @@ class RankFailed(HarnessError):
         """The status that a shell would show: the rank's own code, or 128 + signal; never 0."""
         if self.signal is not None:
             return 128 + self.signal
+        # A rank that left early did so with status 0, and the run has failed all the same.
         return self.exit_code or 1

@@ -20,8 +20,10 @@ class Console:
 
     def output(self, line: str) -> None:
         """Show a line of rank 0."""
+        # Looked up for each line: whoever called may have put another in its place since.
         stream = self._output or sys.stdout
         try:
+            # Flushed: into a pipe, Python would keep lines back until their block is full.
             print(line, file=stream, flush=True)
         except UnicodeEncodeError:
             # A rank may print what this terminal, or LANG=C, has no letters for.

@@ -25,6 +25,7 @@ def exception_of(result: RunResult, run: RunDir) -> BaseException:
     if error is None:
         error = RunTimeout(message) if "hung" in result.marks else RankFailed(message)
     elif not isinstance(error, HarnessError):
+        # A note, because only its class knows what its arguments mean.
         error.add_note(message)
     rank = next((r for r in result.ranks if r.rank == result.failed_rank), None)
     _attach(error, rank=result.failed_rank, pid=rank.pid if rank else None, exit_code=result.exit_code, signal=result.signal)
@@ -37,6 +38,7 @@ def exception_of(result: RunResult, run: RunDir) -> BaseException:
 
 def _own_exception(result: RunResult, run: RunDir) -> Exception | None:
     """Return the exception of the rank that fell first, as it was; None where it did not survive, or must not."""
+    # Ranks that hung were stopped: what one of them raised on its way out is not why the run failed.
     if result.failed_rank is None or "hung" in result.marks or not run.error(result.failed_rank).exists():
         return None
     try:
@@ -51,6 +53,7 @@ def _own_exception(result: RunResult, run: RunDir) -> Exception | None:
 def _attach(error: BaseException, **attributes: Any) -> None:
     for name, value in attributes.items():
         try:
+            # The rank's own class may have made one of these names read-only.
             setattr(error, name, value)
         except Exception:
             continue

@@ -34,6 +34,7 @@ class Composed:
     def task_config(self) -> DictConfig:
         """Return what the app's function gets."""
         config = self.config.copy()
+        # Hydra locks what it has composed: without this, a key can be neither added nor taken away.
         with read_write(config), open_dict(config):
             del config["hydra"]
         return config
@@ -43,6 +44,7 @@ def compose(context: HydraContext, config: DictConfig, overrides: Sequence[str],
     """Return one job, with its folder fixed and every interpolation resolved that this process can resolve."""
     job = context.config_loader.load_sweep_config(config, list(overrides))
     with open_dict(job):
+        # As Hydra's own launcher does, and before anything is resolved that may refer to them.
         job.hydra.job.id = str(number)
         job.hydra.job.num = number
         if job.hydra.job.chdir is None:
@@ -50,6 +52,7 @@ def compose(context: HydraContext, config: DictConfig, overrides: Sequence[str],
             job.hydra.job.chdir = not version.base_at_least("1.2")
     # Each time: the resolver hydra: reads what was set last, and the next step needs what this one has added.
     HydraConfig.instance().set_config(job)
+    # Fixed before the rest is resolved, as ${hydra:runtime.output_dir} may stand anywhere in it.
     folder = os.path.abspath(os.path.join(str(job.hydra.sweep.dir), str(job.hydra.sweep.subdir)))
     with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
         job.hydra.runtime.output_dir = folder
@@ -63,8 +66,10 @@ def compose(context: HydraContext, config: DictConfig, overrides: Sequence[str],
 
 def resolve(node: Any) -> None:
     """Replace each interpolation by its value; one that cannot be resolved stays, and fails where it is read, as ever."""
+    # Not OmegaConf.resolve(), which ends at the first that cannot be resolved.
     with read_write(node), open_dict(node):
         for key in list(range(len(node))) if isinstance(node, ListConfig) else list(node.keys()):
+            # To read what is missing is an error, and an app that never reads it needs no value.
             if OmegaConf.is_missing(node, key):
                 continue
             if OmegaConf.is_interpolation(node, key):
@@ -80,6 +85,7 @@ def _put_value(node: Any, key: Any) -> None:
         node[key] = value
     except OmegaConfBaseException:
         return
+    # OmegaConf stores a copy of a node that is assigned: the copy has to be resolved.
     if OmegaConf.is_config(value):
         resolve(node[key])
 
@@ -91,6 +97,7 @@ def write_folder(composed: Composed) -> None:
     """
     composed.folder.mkdir(parents=True, exist_ok=True)
     hydra = DictConfig({"hydra": composed.config.hydra})
+    # null is how Hydra's users switch these files off.
     if composed.config.hydra.output_subdir is not None:
         beside = composed.folder / composed.config.hydra.output_subdir
         beside.mkdir(parents=True, exist_ok=True)

@@ -64,16 +64,19 @@ def _ends_with_a_failure(config: DictConfig) -> bool:
 
     Hydra's own sweeper ends at the first failed job of a batch; others take it for one trial of many.
     """
+    # Whoever sets HYDRA_FULL_ERROR asks for the frames.
     return config.hydra.runtime.choices.get("hydra/sweeper") == "basic" and os.environ.get("HYDRA_FULL_ERROR") != "1"
 
 
 def _launch(
     context: HydraContext, config: DictConfig, function: TaskFunction, job_overrides: Sequence[Sequence[str]], first: int
 ) -> list[JobReturn]:
+    # As each of Hydra's launchers does first: it registers the resolvers hydra: and now:.
     setup_globals()
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     if "MASTER_PORT" in os.environ:
         log.info(f"MASTER_PORT={os.environ['MASTER_PORT']} of the environment is not used: each run has a store of its own.")
+    # Each job takes this place in turn, and whoever called must find its own there again.
     before = HydraConfig.instance().cfg
     try:
         _refuse_run_dir(config)
@@ -117,6 +120,7 @@ def _run_all(context: HydraContext, function: TaskFunction, batch: list[Composed
     returns: list[JobReturn] = []
     reports: list[JobReport] = []
     try:
+        # Before the first run, so that a sweep that is interrupted can be shown and compared too.
         folder.write([(job, job.run.path) for job in jobs], facts, settings["report"])
         reporters.begin(str(folder.path), jobs)
         for planned in jobs:
@@ -124,6 +128,7 @@ def _run_all(context: HydraContext, function: TaskFunction, batch: list[Composed
             composed = batch.pop(0)
             HydraConfig.instance().set_config(composed.config)
             write_folder(composed)
+            # Hydra calls these where it runs a job; here that is the parent, once, and not each rank.
             context.callbacks.on_job_start(config=composed.config, task_function=function)
             job = with_reference(planned, reports)
             result = _run_one(composed, job, reporters)
@@ -133,6 +138,7 @@ def _run_all(context: HydraContext, function: TaskFunction, batch: list[Composed
             returns.append(_job_return(composed, job, result))
             reports.append(job_report(job.plan, job.run, result, job.label, job.overrides))
             context.callbacks.on_job_end(config=composed.config, job_return=returns[-1])
+        # Which jobs may be launched in turn is known only when all have ended well or not.
         reports = with_trials(reports, settings, facts)
         report = whole_sweep(folder, reports)
         reporters.report(report)
@@ -240,6 +246,7 @@ def _job_return(composed: Composed, job: Job, result: RunResult) -> JobReturn:
         answer.return_value = read_value(job.run)
     else:
         answer.status = JobStatus.FAILED
+        # Hydra raises what stands here when a sweeper asks a failed job for its value.
         answer.return_value = JobFailed(result.account)
     return answer
 

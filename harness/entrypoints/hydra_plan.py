@@ -82,6 +82,7 @@ def plan_one(composed: Composed, task: Task) -> Job:
         job=composed.number,
         devices=None if listed is None else str(listed),
         sys_path=sys.path,
+        # Hydra sets these in the process that runs a job: here that is every rank.
         variables={str(name): str(value) for name, value in composed.config.hydra.job.env_set.items()},
         train=train,
         problems=[*_two_lengths(composed), *_nothing_to_start_from(composed, train)] if train else [],
@@ -97,6 +98,7 @@ _SAME = ("method", "start_method", "nprocs", "backend", "threads", "timeout_s", 
 
 def _two_lengths(composed: Composed) -> list[str]:
     """Return a sentence where both ways to say how long to train were typed; of defaults, the one that is null gives way."""
+    # From what was typed: steps has a default, so a composed value does not tell what was meant.
     typed = dict(override.partition("=")[::2] for override in composed.config.hydra.overrides.task)
     given = [f"{name}={typed[name]}" for name in ("steps", "epochs") if typed.get(name, "null") != "null"]
     return [f"{' and '.join(given)} exclude each other: give one of them."] if len(given) == 2 else []

@@ -53,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 def _launch(asked: argparse.Namespace) -> int:
     task = module_task(asked.script, asked.arguments) if asked.module else script_task(asked.script, asked.arguments)
     plan = make_plan(asked, task)
+    # On stderr: stdout is the script's own, and may be piped.
     print(summary(plan), file=sys.stderr, flush=True)
     _tell_unused(asked)
     with _folder(asked.log_dir) as run:
@@ -68,6 +69,7 @@ def make_plan(asked: argparse.Namespace, task: Task) -> RunPlan:
         BackendUnavailable: The backend cannot run here.
     """
     problems = _problems(asked)
+    # By themselves: to place ranks by options that contradict each other would add mistakes that are none.
     if problems:
         raise ConfigError(*problems)
     option = next((name for name in _LISTS if getattr(asked, name) is not None), None)
@@ -83,6 +85,7 @@ def make_plan(asked: argparse.Namespace, task: Task) -> RunPlan:
         timeout_s=asked.timeout_s,
         threads=asked.threads,
         method=method_for_scripts(needs_engine),
+        # `python -m` looks for a module in the current folder, and a script does not look there.
         sys_path=sys.path if asked.module else _path_of_scripts(),
         master_port=_address(asked.master)[1] if asked.master is not None and asked.nnodes == 1 else None,
         max_restarts=asked.max_restarts,
@@ -134,6 +137,7 @@ def _problems_of_machines(asked: argparse.Namespace) -> list[tuple[bool, str]]:
 
 
 def _address(master: str) -> tuple[str, int | None]:
+    # From the right, because an IPv6 host has colons of its own.
     host, _, port = master.rpartition(":")
     return host, int(port) if host and port.isdigit() and 0 < int(port) < 65536 else None
 
@@ -151,6 +155,7 @@ def script_task(path: str, arguments: Sequence[str]) -> Task:
         raise ConfigError(f"The script {path!r} is a folder without a __main__.py.")
     if script.exists() and not (script.is_file() or script.is_dir()):
         raise ConfigError(f"The script {path!r} is a pipe or a device, which only one rank could read. Save it in a file.")
+    # An archive, which Python runs by the __main__.py in it, is no source to compile.
     if script.is_file() and not zipfile.is_zipfile(script):
         _require_python(script, path)
     return Task(kind="script", path=path, arguments=tuple(arguments))
@@ -165,6 +170,7 @@ def _require_python(script: Path, path: str) -> None:
     except SyntaxError as error:
         raise ConfigError(f"The script {path!r} is not Python: {error.msg} (line {error.lineno}).") from None
     except ValueError as error:
+        # Before Python 3.12, a null byte in the source is this and no SyntaxError.
         raise ConfigError(f"The script {path!r} is not Python: {error}.") from None
 
 
@@ -180,6 +186,7 @@ def module_task(name: str, arguments: Sequence[str]) -> Task:
         spec = importlib.machinery.PathFinder.find_spec(".".join(name.split(".")[:number]) if path is None else part, path)
         if spec is None:
             raise ConfigError(f"There is no module {name!r}{_hint_for_file(name)}.")
+        # A module that is no package holds nothing: what follows its name is then not found.
         path = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else []
     return Task(kind="module", module=name, arguments=tuple(arguments))
 
@@ -190,6 +197,7 @@ def _hint_for_file(name: str) -> str:
 
 def _path_of_scripts() -> list[str]:
     """Return the search path without the folder that ``python -m`` has put first, which is the current one."""
+    # With -P or PYTHONSAFEPATH, Python has put no folder there.
     return sys.path if sys.flags.safe_path else sys.path[1:]
 
 
@@ -218,8 +226,10 @@ def _launcher(asked: argparse.Namespace) -> Launcher:
     rendezvous = []
     if asked.nnodes > 1:
         host, port = _address(asked.master)
+        # static: the user has numbered the machines, and torch's other rendezvous numbers them as they come.
         rendezvous = [f"--nnodes={asked.nnodes}", f"--node-rank={asked.node_rank}", "--rdzv-backend=static"]
         rendezvous += [f"--master-addr={host}", f"--master-port={port}"]
+        # Machine 0 alone serves the store that the others connect to.
         if asked.node_rank == 0:
             _require_free(int(port or 0), asked.master)
     return TorchrunLauncher(rendezvous)
@@ -242,6 +252,7 @@ def _require_free(port: int, master: str) -> None:
 
 def _report(result: RunResult, run: RunDir, asked: argparse.Namespace) -> int:
     """Say on stderr what failed, and return its exit status."""
+    # Without --log_dir, the files that the account names are removed as this command ends.
     message = result.account if asked.log_dir is not None else result.message
     if asked.log_dir is None:
         # Rank 0 has shown its own.

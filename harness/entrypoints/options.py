@@ -52,6 +52,7 @@ The exit status is that of the rank that failed first: its own code, or 128 + th
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        # argparse's own way is to print its usage and to exit with status 2.
         raise ConfigError(f"{message[:1].upper()}{message[1:]}. See python -m harness.launch --help.")
 
 
@@ -66,9 +67,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise ConfigError("There is no script to run. Usage: python -m harness.launch [options] script.py [its arguments]")
     # The mode that there is may be said.
     options = [option for option in options if option != "--run_mode=collective"]
+    # Before argparse, which knows none of these options.
     refuse_parameter_server(options)
     namespace = _parser().parse_args(options)
     _choose_counted(namespace)
+    # There is a script by now: --help, which needs none, has ended the command.
     namespace.script, *namespace.arguments = rest or [""]
     return namespace
 
@@ -107,6 +110,7 @@ def _known(name: str) -> str:
     Raises:
         ConfigError: There is none of that name.
     """
+    # An old option works, but nobody is sent to it.
     works = [f"--{option}" for option in _names() if option != "ips"]
     wanted = "--" + name.lstrip("-").replace("-", "_")
     if name.startswith("--") and wanted in (*works, "--ips", *(f"--{option}" for option in PARAMETER_SERVER)):
@@ -187,6 +191,7 @@ def _add_usual(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help=f"ranks on this machine; {counted}",
     )
+    # Without choices=: an unknown one is refused where it is also known what is usable here.
     _add(group, "--backend", default="auto", metavar="NAME", help=f"{', '.join(BACKENDS)}; {kinds}")
     _add(group, "--gpus", "--selected_gpus", metavar="IDS", help="GPUs to use, numbered as in CUDA_VISIBLE_DEVICES: 4,5")
     _add(group, "--xpus", metavar="IDS", help="Kunlun XPUs to use")

@@ -35,6 +35,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         # Asked of functions and classes too, before pickle puts down their names.
+        # Instances have their class's __module__ as well, but no __qualname__.
         if getattr(obj, "__module__", None) == "__main__" and hasattr(obj, "__qualname__"):
             self.refers_to_main = True
         return NotImplemented
@@ -68,6 +69,7 @@ def pickle_call(func: Callable[..., Any], args: Sequence[Any]) -> Call:
             "Define it with def at the top level of a module."
         ) from error
     try:
+        # In one pickle: what function and arguments share stays one object in the rank.
         return pickled((func, tuple(args)))
     except Exception as error:
         number, value = next(((i, v) for i, v in enumerate(args) if not _can_be_pickled(v)), (0, args))
@@ -149,6 +151,7 @@ def require_no_group() -> None:
     Raises:
         ConfigError: It has.
     """
+    # Not imported to find out: a process without it has joined no group.
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         raise ConfigError(

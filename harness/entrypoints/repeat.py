@@ -34,6 +34,7 @@ def groups(reports: Sequence[JobReport], aa: bool) -> list[list[JobReport]]:
             # What it went on from is gone, or its launches would be those of another job.
             continue
         linked = [group for group in linked_groups if any(may_pair(member.plan, report.plan) for member in group)]
+        # A job that may be paired with members of two groups makes one of them.
         joined = sorted([*chain.from_iterable(linked), report], key=_number)
         linked_groups = sorted(
             [*(group for group in linked_groups if group not in linked), joined], key=lambda group: _number(group[0])
@@ -84,6 +85,7 @@ def run_trials(group: Sequence[JobReport], pairs: int, machine: Mapping[str, str
 
 def _launch(report: JobReport, trial: Trial) -> tuple[RunPlan, RunResult]:
     assert report.plan.train is not None
+    # What the job's own run has proved and left is not paid for again: these launches are for their times.
     train = dataclasses.replace(report.plan.train, compare="off", checkpoint_every=0, profile=False, save_weights=False)
     plan = dataclasses.replace(report.plan, train=train, trial=trial)
     job = RunDir(report.folder)

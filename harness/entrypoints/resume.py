@@ -27,6 +27,7 @@ def is_wanted(plan: RunPlan, run: RunDir, result: RunResult) -> bool:
 def interrupt_and_resume(plan: RunPlan, run: RunDir, result: RunResult) -> None:
     """Interrupt a job's training and have it go on, in folders inside its own."""
     assert plan.train is not None
+    # As short as can be compared: up to the first step of which the training has left digests.
     first = min(steps_with_digests(result)) + 1
     beside = dataclasses.replace(plan.train, compare="off", profile=False, reference=None, save_weights=False)
     train = dataclasses.replace(beside, checkpoint_every=1, stop_after=first)
@@ -36,4 +37,5 @@ def interrupt_and_resume(plan: RunPlan, run: RunDir, result: RunResult) -> None:
     checkpoint = run.interrupted.checkpoint
     train = dataclasses.replace(train, checkpoint_every=0, stop_after=first + RESUMED_STEPS, resume=str(checkpoint))
     if run_job(dataclasses.replace(plan, train=train), inner_run(run, run.resumed)).status == "ok":
+        # It has served, and holds the model and its optimizer's state once more.
         checkpoint.unlink(missing_ok=True)

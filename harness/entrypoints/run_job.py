@@ -26,8 +26,10 @@ class Attempt:
         self._run = run
         self._plan = plan
         self._launcher = launcher or registry.launcher(plan.method)
+        # The run's time counts from here: the files below are part of its start.
         self._supervisor = Supervisor(run, plan, observer, time.monotonic())
         run.path.mkdir(parents=True, exist_ok=True)
+        # A folder may be used again, and what an earlier run left there would be read as this one's.
         run.clear()
         plan.write(run)
 
@@ -65,6 +67,7 @@ def run_job(plan: RunPlan, run: RunDir, observer: Observer | None = None, launch
     try:
         write_json(run.result, to_json(result))
     except OSError as error:
+        # What the ranks did is known, and told although the disk may be full.
         lost = f"The records of this run could not be written to {run.path}: {error.strerror}."
         return dataclasses.replace(result, status="failed", message=f"{result.message} {lost}".strip())
     return result

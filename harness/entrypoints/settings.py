@@ -72,6 +72,7 @@ def plan_of(settings: Settings) -> RunPlan:
         ConfigError: Settings make no sense, alone or together; all of them are named, in the words of the door.
         BackendUnavailable: Nothing is wrong but that the backend cannot run here with that many ranks.
     """
+    # A job's own variables count: one of them may say which devices are visible.
     environ = {**os.environ, **settings.variables}
     errors: list[WrongSettings] = [ConfigError(problem) for problem in _problems_of_start(settings)]
     if _is_not_whole(settings.nprocs):
@@ -120,6 +121,7 @@ def _plan(settings: Settings, placement: Placement, threads: int, cwd: str) -> R
         timeout_s=settings.timeout_s,
         grace_s=settings.grace_s,
         cwd=cwd,
+        # A rank may work in another folder, where a relative entry, or the empty one, would lead elsewhere.
         sys_path=tuple(os.path.abspath(entry) for entry in settings.sys_path),
         argv=tuple(sys.argv),
         settings=settings.variables,
@@ -152,21 +154,25 @@ def _problems_of_start(settings: Settings) -> list[Problem]:
 
 def _out_of_bounds(settings: Settings) -> Iterator[Problem]:
     for each in (*settings_of(LaunchSettings), *settings_of(SweepSettings)):
+        # The word for null stays a name here: the door's own is filled in with the others.
         if each.bound is not None and (demand := each.bound.demand(getattr(settings, each.name), null="{null}")):
             yield Problem(f"{{{each.name}}}={{value}} {demand}", value=getattr(settings, each.name))
 
 
 def _is_not_whole(value: object) -> bool:
+    # Python counts True as a whole number, and nprocs=true means none.
     return isinstance(value, bool) or not isinstance(value, int)
 
 
 def _placed(settings: Settings, environ: Mapping[str, str]) -> Placement:
     needed = _BACKEND_OF.get(settings.device_type or "")
+    # Before a probe, which costs an import of torch: these two contradict each other on every machine.
     if needed is not None and settings.backend in {*_BACKEND_OF.values()} - {needed}:
         sentence = "{devices}={ids} goes with {backend}={needed}, not with {backend}={name}."
         raise ConfigError(Problem(sentence, ids=settings.devices, needed=needed, name=settings.backend))
     placement = place(settings.backend, settings.nprocs, settings.devices, usable_cores(), environ, registry.machine)
     kind = settings.device_type
+    # backend=auto may have found another accelerator than the one that the list is of.
     if kind is not None and placement.devices and placement.device != kind:
         sentence = "{devices}={ids} names devices of type {kind}, but {backend}={name} is for {device}."
         raise ConfigError(Problem(sentence, ids=settings.devices, kind=kind, name=placement.backend, device=placement.device))

@@ -40,7 +40,9 @@ _OLD_OPTIONS = {
 _OF_SEVERAL_MACHINES = ("cluster_node_ips", "node_ip", "use_paddlecloud")
 _DEVICE_TYPES = {"gpus": "cuda", "selected_gpus": "cuda", "xpus": "xpu", "selected_devices": None}
 """Option that lists devices -> their type; None where it does not tell."""
+# Strong references: a context that its caller drops lives on until _end_all has waited for it.
 _unwatched: set[SpawnContext] = set()
+# Weak ones: a daemon's context may be dropped, and its finalizer then ends its ranks.
 _living: weakref.WeakSet[SpawnContext] = weakref.WeakSet()
 
 
@@ -217,6 +219,7 @@ def _prepare(func: Callable[..., Any], args: Sequence[Any], nprocs: int, options
     if settings.backend != "gloo" and settings.start_method == "forkserver":
         # If torch has to be asked, this process answers.
         registry.warm_up()
+    # In a rank, which may call spawn() itself, the variable is the harness's own.
     if "MASTER_PORT" in os.environ and RUN_DIR not in os.environ:
         sentence = (
             f"MASTER_PORT={os.environ['MASTER_PORT']} of the environment is not used: rank 0 offers a port that it has bound."
@@ -239,6 +242,7 @@ def _check_options(options: Mapping[str, Any]) -> bool:
             # A training on one machine is not what was asked for.
             raise ConfigError(f"{name}={options[name]!r}: spawn() starts ranks on this machine alone; {_OLD_OPTIONS[name]}.")
     for name in _OLD_OPTIONS.keys() & options.keys():
+        # Up to the caller's own line: past this function, _prepare() and spawn().
         warnings.warn(f"spawn({name}=...) is an old option: {_OLD_OPTIONS[name]}.", FutureWarning, stacklevel=4)
     return bool(options.get("print_config", False))
 
