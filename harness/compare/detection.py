@@ -73,6 +73,7 @@ class AuditRow:
         if self.fault == CORRECT:
             most = stats.upper_bound(self.red, self.trials)
             return f"false alarms {self.red} of {self.trials}, below {most:.1%} (95 %)"
+        # What is caught is at least 1 minus the most that may be missed.
         least = 1 - stats.upper_bound(self.trials - self.red, self.trials)
         by = f", first by {self.fired} ({' or '.join(self.expected)} expected)" if self.fired else ""
         return f"caught {self.red} of {self.trials}, above {least:.1%} (95 %){by}"
@@ -83,6 +84,7 @@ def audit_table(trials: Iterable[Trial]) -> list[AuditRow]:
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(trial.fault, []).append(trial)
+    # False comes before True and the sort is stable: faults stay in their order, and correct runs come last.
     return [_row(groups[fault]) for fault in sorted(groups, key=lambda fault: fault == CORRECT)]
 
 
@@ -101,6 +103,7 @@ def _row(trials: Sequence[Trial]) -> AuditRow:
 
 
 def _unchecked(trials: Sequence[Trial]) -> tuple[str, ...]:
+    # A fault that was missed because its check could not run says nothing against that check.
     missed = [trial for trial in trials if trial.fired is None]
     return tuple(dict.fromkeys(r for t in missed for r in t.expected if t.checks.get(r) == "not checked"))
 

@@ -30,8 +30,11 @@ def against(
         order: In which tensors are looked at; names that only one side has are wrong wherever they stand.
         other: Whose the references are, such as ``the replay's``.
     """
+    # Said here, because the strict zip below would call it evidence that cannot be read, without a word on the stage.
     if len(references) != len(ranks):
         raise Incomplete(f"{stage}: {len(ranks)} ranks against {len(references)}")
+    # Names of both sides: one that only a rank has, or only its reference, would else never be looked at. A dict keeps the
+    # causal order, which a set would lose.
     for name in dict.fromkeys(chain(order, *references, *ranks)):
         pairs = [(mine.get(name), theirs.get(name)) for mine, theirs in zip(ranks, references, strict=True)]
         wrong = [rank for rank, pair in enumerate(pairs) if not same(*pair)]
@@ -52,6 +55,7 @@ def _difference(pairs: Sequence[tuple[str | None, str | None]], wrong: Sequence[
 def among(ranks: Sequence[Digests], order: Iterable[str], stage: str, step: int) -> Iterator[Mismatch]:
     """Yield, tensor by tensor, the rank whose bits are not the other ranks'."""
     for name in order:
+        # None becomes empty, so that a tensor which all ranks lack alike is found below and not taken for agreement.
         values = [each.get(name) or "" for each in ranks]
         odd = odd_rank(values)
         if "" in values:
@@ -63,6 +67,7 @@ def among(ranks: Sequence[Digests], order: Iterable[str], stage: str, step: int)
 
 def odd_rank(values: Sequence[str]) -> int | None:
     """Return the first rank that is not with the majority; of equal halves, rank 0's is taken for it. None if all agree."""
+    # Values that are equally common stay in the order in which they were first met, and rank 0 comes first.
     usual = Counter(values).most_common(1)[0][0]
     return next((rank for rank, value in enumerate(values) if value != usual), None)
 
@@ -108,6 +113,7 @@ def steps_of(evidence: Evidence) -> list[StepEvidence]:
     """Return the checked steps; Incomplete where there are none, or not in order."""
     steps = some(evidence["steps"], "any step")
     numbers = [step["step"] for step in steps]
+    # What is said of a step and the one before it rests on this order; the set refuses a step that stands there twice.
     if not all(isinstance(number, int) for number in numbers) or numbers != sorted(set(numbers)):
         raise Incomplete(f"steps {numbers} are not in order")
     return steps
@@ -120,6 +126,7 @@ def replayed(evidence: Evidence, *keys: str) -> list[StepEvidence]:
         there = [step.get(key) is not None for key in keys]
         if all(there):
             found.append(step)
+        # A reason covers a step without any replay; one of which half is there was cut short, whatever reason it gives.
         elif any(there) or not step["not_replayed"]:
             raise Incomplete(f"step {step['step']} was not replayed, and the evidence does not say why")
     return found
@@ -135,6 +142,7 @@ def relative(a: float, b: float) -> float:
 
 def by_scale(difference: float, scale: float) -> float:
     """Return ``difference / scale``: 0 where nothing differs from nothing, NaN where either is NaN."""
+    # Asked first: 0 / 0 would come to NaN, which counts as wrong, and two zeros are equal.
     if difference == 0:
         return 0.0
     return difference / scale if scale > 0 else math.nan
@@ -148,6 +156,7 @@ def finite(value: object) -> bool:
 def mean(sums: Iterable[Sequence[float]]) -> float:
     """Return the mean that (sum, count) pairs come to; NaN where nothing was counted."""
     pairs = list(sums)
+    # fsum rounds once, at the end: R9's bound is for the error of the report, and leaves no room for one of this sum.
     count = math.fsum(count for _, count in pairs)
     return math.fsum(total for total, _ in pairs) / count if count > 0 else math.nan
 

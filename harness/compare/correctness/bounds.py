@@ -41,11 +41,13 @@ def in_mathematics(
         said: How a ratio is told, with a place for it.
     """
     steps = steps_of(evidence)
+    # The names are those of what was reduced, not of what was compared, so that a tensor which was left out shows.
     trained, numbers = steps[0]["reduced"][0], {step["step"] for step in steps}
     for each in some(found, "any comparison with the whole batch"):
         error = each["loss_error"]
         if each["step"] not in numbers:
             raise Incomplete(f"step {each['step']} was compared with the whole batch, and is none of those that were taken")
+        # "not <=", here and below, and not ">": NaN is on neither side of a bound, and must come out as wrong.
         if not error <= most_loss:
             seen = f"the loss is {error:.2g} units of round-off from the whole batch's, at most {most_loss:.3g}"
             yield Mismatch(seen, "loss", each["step"], quantity=error, threshold=most_loss)
@@ -71,6 +73,7 @@ def in_report(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
         if wrong:
             seen, error, most = wrong
             yield Mismatch(seen, "sum of losses", step["step"], rank, quantity=error, threshold=most)
+    # Last, because sums that are wrong make the mean wrong as well, and they name the rank.
     error = reported_error(step)
     if not error <= MOST_IN_REPORT:
         seen = f"loss {sums['reported']!r} is reported where the mean over all ranks is {mean(ranks)!r}"
@@ -88,6 +91,7 @@ def in_evaluation(evidence: Evidence) -> Iterator[Mismatch]:
     metrics, references = evidence["evaluation"] or {}, evidence["reference_evaluation"] or {}
     random = random_metrics(evidence)
     for name in dict.fromkeys((*references, *metrics)):
+        # Nobody comes to these again; report() names them as not checked, so that they do not drop out in silence.
         if name in random:
             continue
         if name not in metrics or name not in references:
@@ -104,6 +108,7 @@ def random_metrics(evidence: Evidence) -> list[str]:
     """Return the metrics that one process, with other random draws, does not come to again."""
     references, again = evidence["reference_evaluation"] or {}, evidence.get("evaluated_again") or []
     others = {name: [one[name] for one in again if name in one] for name in references}
+    # By the same rule as the ranks' own metrics: what is let off here is exactly what would be accused there.
     return [name for name, pairs in others.items() if any(_in_sums(evidence, "items", references[name], p) for p in pairs)]
 
 
@@ -112,8 +117,11 @@ def _in_sums(
 ) -> tuple[str, float | None, float | None] | None:
     """Return what is wrong with a (sum, count), with error and threshold; None where nothing is."""
     (total, count), (total_there, count_there) = mine, other
+    # Counts first: a sum over other items need not be near, and the count says what is wrong with it.
     if not (finite(count) and count >= 0 and _same_count(count, count_there)):
         return f"{count} {what} are counted where the reference counts {count_there}", None, None
+    # With deterministic kernels both sides add the same bits, in float64 and perhaps in another order; without them, the losses
+    # themselves differ by rounding of the run's own precision.
     most = MOST_IN_REPORT if evidence["deterministic"] else MOST_LOSS_ERROR * ROUND_OFF[evidence["precision"]]
     # One round-off of float64 for each item is allowed, so that sums which cancel are not accused.
     floor = count * ROUND_OFF["float64"] / most
@@ -125,6 +133,7 @@ def _in_sums(
 
 def _same_count(mine: float, other: float) -> bool:
     """Return whether two counts are the same: weights may count, whose sums are rounded."""
+    # Whole counts are exact in float64 up to 2^53, so that one sample too many is found however large the data set is.
     whole = float(mine).is_integer() and float(other).is_integer()
     return mine == other if whole else by_scale(abs(mine - other), max(abs(mine), abs(other))) <= MOST_IN_REPORT
 

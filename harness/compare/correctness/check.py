@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Status = Literal["passed", "failed", "not checked"]
+# Printed beside each threshold: a reader may trust a theorem, a measured value and a declared one differently.
 Origin = Literal["bits", "theorem", "measured", "declared"]
 
 
@@ -195,6 +196,7 @@ def failed(name: str, mismatch: Mismatch, *, within: tuple[Origin, float] | None
     """Return a red check for the first thing wrong."""
     about = _ABOUT[name]
     origin, usual = within or (about.origin, about.threshold)
+    # A check may hold several quantities against bounds of their own, as R8 does its loss and its gradients.
     threshold = usual if mismatch.threshold is None else mismatch.threshold
     where = mismatch.where()
     return Check(name, about.title, "failed", mismatch.quantity, threshold, origin, mismatch.seen, where, about.causes)
@@ -210,6 +212,7 @@ def incomplete(name: str, reason: str) -> Check:
     """Return a red check for evidence that lacks what it should hold: that is never taken for a reason."""
     about = _ABOUT[name]
     causes = "the evidence was cut short, edited, or written by another version of the harness"
+    # By this stage the verdict puts it before all steps: what cannot be read may hide a fault of any of them.
     where: dict[str, str | int] = {"stage": "evidence"}
     return Check(name, about.title, "failed", None, about.threshold, about.origin, reason, where, causes)
 
@@ -218,6 +221,7 @@ def settle(name: str, mismatches: Iterable[Mismatch], deterministic: bool, detai
     """Return the check of two runs that must have the same bits; without deterministic kernels a difference accuses nobody."""
     first = next(iter(mismatches), None)
     if first is not None and not deterministic:
+        # Not green either: the difference may be a fault, and nothing here tells it from noise.
         return not_checked(name, f"{NOT_DETERMINISTIC}, and two runs differ ({first.place()})")
     return conclude(name, filter(None, (first,)), detail)
 

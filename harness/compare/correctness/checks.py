@@ -38,6 +38,7 @@ IN_NARROW_TYPE = ("fp16", "bf16")
 
 def run_checks(evidence: Evidence) -> tuple[Check, ...]:
     """Return all checks that one verification's evidence speaks of, in their order."""
+    # compare=quick takes no step twice, so that R13 is no row of it; elsewhere a missing one is told as not checked.
     looked_twice = evidence.get("observed_twice") is not None or evidence.get("tier") != "quick"
     return tuple(_look(name, ask, evidence) for name, ask in CHECKS.items() if name != "R13" or looked_twice)
 
@@ -64,6 +65,7 @@ def contract(evidence: Evidence) -> Check:
 def partition(evidence: Evidence) -> Check:
     """R1: in each step the ranks' parts join to the global batch, in each epoch every sample is taken once."""
     found = evidence["partition"]
+    # Without a step there are no loaded samples to look at, but the numbers of whole epochs are known all the same.
     steps = [] if evidence.get("no_steps") and not evidence["steps"] else steps_of(evidence)
     wrong = chain(checks_start.in_ids(evidence), _each(checks_start.in_batches, evidence, steps))
     detail = f"{plural(found['num_samples'], 'sample')}, each once in each of {plural(found['epochs'], 'epoch')}"
@@ -94,11 +96,14 @@ def _local_replay_in_noise(evidence: Evidence, steps: Sequence[StepEvidence]) ->
     tolerance = MOST_LOSS_ERROR * ROUND_OFF[evidence["precision"]]
     wrong = list(chain.from_iterable(checks_step.in_losses(evidence, step, tolerance) for step in steps))
     wrong += _each(checks_step.in_excess, evidence, steps)
+    # Bits that differ by nobody knows how much prove nothing: what is red is red without a ratio, but green needs one.
     unmeasured = next(filter(None, (checks_step.unmeasured(evidence, step) for step in steps)), None)
     if unmeasured is not None and not wrong:
         return not_checked("R3", f"{NOT_DETERMINISTIC}; bits differ, and no excess ratio was measured ({unmeasured.place()})")
     worst = max((step["local_excess"] or 0.0 for step in steps), default=0.0)
     detail = f"losses and gradients at {at(steps)} are the replay's within noise instead of bits, because {NOT_DETERMINISTIC}"
+    # All losses were collected before all gradients; a stable sort brings the earliest step first, its losses still before
+    # them.
     return conclude("R3", sorted(wrong, key=_step), detail, worst, within=("measured", MOST_EXCESS))
 
 
@@ -116,6 +121,7 @@ def reduction(evidence: Evidence) -> Check:
     layers = plural(len(steps[0].get("exchange_ratio", {})), "synchronised layer")
     and_layers = "" if layers.startswith("0 ") else f"; statistics of {layers} are those of the ranks' batches"
     if hook not in ("none", *IN_NARROW_TYPE):
+        # Gradients are then left alone, but the statistics of synchronised layers travel uncompressed, and keep their bound.
         first = next(_each(checks_step.in_exchanged, evidence, steps), None)
         why_not = f"ddp.comm_hook={hook} compresses gradients, with no bound on what is lost{and_layers}"
         return not_checked("R4", why_not) if first is None else conclude("R4", (first,), "")
@@ -134,6 +140,7 @@ def update(evidence: Evidence) -> Check:
     pairs = _pairs(steps_of(evidence))
     wrong = chain.from_iterable(checks_step.in_update(evidence, previous, step) for previous, step in pairs)
     first, steps = next(chain(wrong, checks_step.in_schedule(evidence)), None), replayed(evidence, "replayed_after")
+    # A learning rate, or a state that changed between two steps, is wrong without any replay: only green waits for one.
     if first is None and not steps:
         return not_checked("R5", _why_not(evidence))
     detail = f"states of {_ranks(evidence)} after {at(steps)} are the replayed optimizer's in bits, at the declared lr"
@@ -171,6 +178,7 @@ def precision(evidence: Evidence) -> Check:
     if evidence["nprocs"] == 1:
         return not_checked("R8", ALONE)
     if found is None:
+        # X divides by the error that one process makes against float64, and a run in float64 makes none.
         itself = "the run is in float64 itself, which R7 checks" if evidence["precision"] == "float64" else ""
         return not_checked("R8", _why_no_mathematics(evidence, itself))
     said = f"excess ratio {{:.3g}}, at most {MOST_EXCESS:g} (measured)"
@@ -196,6 +204,7 @@ def buffers_and_rng(evidence: Evidence) -> Check:
     have_buffers = any(any(step["buffers"]) for step in steps)
     have_streams = evidence["uses_random"] and evidence["nprocs"] > 1
     first = next(_in_buffers_and_rng(evidence, steps, have_streams), None)
+    # Buffers take up the noise of activations where kernels are not deterministic; random streams never do.
     if first is not None and (first.stage != "buffers" or evidence["deterministic"]):
         return conclude("R11", (first,), "")
     noise, unread = _noise_of_data(evidence)
@@ -213,10 +222,12 @@ def _noise_of_data(evidence: Evidence) -> tuple[list[str], str]:
         return [], ""
     if readings["why_not"]:
         return [], f"; whether ranks repeat each other's noise was not checked: {readings['why_not']}"
+    # Said only where a data set was seen to draw: of one without noise it would sound like a test that was passed.
     return ["no rank's data set repeats the noise of another's"] * any(readings["changes"]), ""
 
 
 def _in_buffers_and_rng(evidence: Evidence, steps: Sequence[StepEvidence], have_streams: bool) -> Iterator[Mismatch]:
+    # First, though they belong to no step: noise that ranks share is in the samples of every step.
     yield from checks_start.in_readings(evidence)
     for previous, step in _pairs(steps):
         if have_streams:
@@ -231,6 +242,8 @@ def _why_no_buffers(evidence: Evidence, have_buffers: bool, have_streams: bool, 
         return f"{NOT_DETERMINISTIC}, and buffers differ ({first.place()})"
     if have_buffers and not replayed(evidence, "replayed_buffers"):
         return _why_not(evidence)
+    # Green would be wrong: DDP sends rank 0's buffers to all before the next forward, and what the other ranks' samples said is
+    # lost.
     own = checks_step.own_buffers(evidence)
     if own:
         return f"forward leaves in '{own[0]}' {OWN_STATE}: the ranks should add it up (all_reduce)"
@@ -252,6 +265,7 @@ def observer(evidence: Evidence) -> Check:
         against([some(first, "the state")], [second], first, "state after", step["step"], "the watched run's")
         for step, (first, second) in zip(steps, pairs, strict=True)
     )
+    # Rank 0 is enough here: compare_observed holds the training's first steps against what was verified on all ranks.
     return settle("R13", wrong, evidence["deterministic"], f"rank 0 comes to the same bits unwatched, at {at(steps)}")
 
 
@@ -292,6 +306,7 @@ def _pairs(steps: Sequence[StepEvidence]) -> Iterator[tuple[StepEvidence | None,
 
 
 def _step(mismatch: Mismatch) -> int:
+    # What belongs to no step was wrong before the first one.
     return -1 if mismatch.step is None else mismatch.step
 
 
@@ -311,4 +326,5 @@ def _why_no_mathematics(evidence: Evidence, otherwise: str = "") -> str:
 
 
 def _worst(found: Sequence[Mathematics]) -> float:
+    # NaN where nothing was compared: a worst value of 0 would read as perfect.
     return max((ratio for each in found for ratio in each["ratios"].values()), default=math.nan)

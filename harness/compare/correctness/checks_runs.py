@@ -56,6 +56,7 @@ def are_all_synchronised(evidence: Evidence) -> bool:
 def _drifting(ranks: Sequence[Chain], kinds: Sequence[str]) -> Iterator[Mismatch]:
     for done in sorted(_dones(ranks)):
         for kind in kinds:
+            # A rank that left nothing after this step lacks the digest: silence is no agreement.
             values = [_link_at(chain, done).get(kind) or "" for chain in ranks]
             odd = odd_rank(values)
             if "" in values:
@@ -73,6 +74,7 @@ def compare_runs(plan_a: RunPlan, result_a: RunResult, plan_b: RunPlan, result_b
     Raises:
         NotComparable: They differ in more than how they were started.
     """
+    # Before any digest is looked at: of two different trainings equal bits would mean nothing, and different ones even less.
     require_same_training(plan_a, plan_b)
     names = (f"job {plan_a.job}", f"job {plan_b.job}")
     deterministic = plan_a.train is None or plan_a.train.deterministic
@@ -109,7 +111,9 @@ def _link(evidence: Evidence, index: int, rank: int) -> dict[str, Any]:
         "rng": step["rng"][rank],
         "batch": step["batches"][rank],
         "state before": step["before"][rank],
+        # repr stands in for a digest: it gives a float exactly, and tells 0.0 from -0.0.
         "loss": repr(step["losses"][rank]),
+        # Backward comes to the last module first, and the first difference should be where the fault entered.
         "local gradient": dict(reversed(step["local"][rank].items())),
         "reduced gradient": dict(reversed(step["reduced"][rank].items())),
         "lr": repr(step["lr"][rank]),
@@ -142,10 +146,12 @@ def judge_resumed(
     why_not = why_not_resumed(plan, result, run)
     if why_not:
         return not_checked("R12", why_not)
+    # In the order in which they ran: an interruption that failed explains a resumed run that found no checkpoint.
     for name, short in (("the run that was to be interrupted", interrupted), ("the resumed run", resumed)):
         if short is None:
             return not_checked("R12", f"{name} was not started, or was ended from outside")
         if short.status != "ok":
+            # Red, not unchecked: a training that cannot be stopped and resumed is what R12 is to find.
             return failed("R12", Mismatch(f"{name} failed: {short.account.rstrip('.')}", "resuming"))
     assert resumed is not None
     return compare_resumed(chains_of(result), chains_of(resumed), plan.train is None or plan.train.deterministic)
@@ -171,6 +177,7 @@ def steps_with_digests(result: RunResult) -> set[int]:
 
 def compare_resumed(whole: Sequence[Chain], resumed: Sequence[Chain], deterministic: bool = True) -> Check:
     """Return R12: a training that was interrupted and went on has the digests of one that was not, where both left some."""
+    # The resumed run knows nothing of the steps before the interruption, so that what only one side left is no difference.
     shared = _dones(whole) & _dones(resumed)
     if not shared:
         return not_checked("R12", "the whole run and the resumed one left no digests after the same step")
@@ -205,6 +212,7 @@ def _differing(a: Sequence[Chain], b: Sequence[Chain], names: tuple[str, str]) -
     for done in sorted(_dones(a) | _dones(b)):
         pairs = [(_link_at(one, done), _link_at(other, done)) for one, other in zip(a, b, strict=True)]
         kinds = dict.fromkeys(kind for pair in pairs for link in pair for kind in link)
+        # Where neither side left a kind, the word stands in for one, so that a step without digests differs instead of passing.
         for kind in [kind for kind in kinds if kind not in ("done", "event")] or ["digests"]:
             for rank, (one, other) in enumerate(pairs):
                 if not _agree(one.get(kind), other.get(kind)):
@@ -229,6 +237,7 @@ def _place(kind: str, done: int) -> tuple[str, int]:
 
 def _agree(mine: object, theirs: object) -> bool:
     if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+        # The order of names counts: it is that of the model, and with it of backward and of the optimizer's state.
         return list(mine) == list(theirs) and all(same(mine[name], theirs[name]) for name in mine)
     return same(mine, theirs)
 
@@ -261,6 +270,7 @@ def compare_observed(evidence: Evidence, rank_digests: Sequence[Chain]) -> Check
 
 
 def _only_kinds(link: Mapping[str, Any]) -> dict[str, Any]:
+    # A kind that the training did not leave becomes None, which agrees with nothing.
     return {"done": link["done"], **{kind: link.get(kind) for kind in _KINDS}}
 
 
@@ -269,6 +279,7 @@ def _verified(evidence: Evidence, rank: int) -> list[dict[str, Any]]:
     born = evidence["birth"][rank]
     chain = []
     if steps and steps[0]["step"] == 0:
+        # A buffer that forward makes in the first step is not there at birth.
         buffers = {name: born[name] for name in steps[0]["buffers"][rank] if name in born}
         chain.append(by_kind(0, without(born, buffers), buffers, steps[0]["reduced"][rank]))
     return chain + [by_kind(s["step"] + 1, s["after"][rank], s["buffers"][rank], s["reduced"][rank]) for s in steps]

@@ -35,6 +35,7 @@ def in_contract(evidence: Evidence) -> Iterator[Mismatch]:
             yield Mismatch(f"it sees a world of {plural(size, 'rank')}, and {asked} were asked for", "contract", rank=rank)
         if each.get("group_rank") != rank:
             yield Mismatch(f"it calls itself rank {each.get('group_rank')}", "contract", rank=rank)
+        # By identity: neither None, of a fact that was not recorded, nor 0 may pass for False.
         if each.get("deterministic") is not evidence["deterministic"]:
             seen = f"its deterministic is {each.get('deterministic')}, and {evidence['deterministic']} was asked for"
             yield Mismatch(seen, "contract", rank=rank)
@@ -52,6 +53,7 @@ def in_contract(evidence: Evidence) -> Iterator[Mismatch]:
 
 def _unlike_facts(facts: Sequence[Mapping[str, Any]]) -> Iterator[Mismatch]:
     for name in dict.fromkeys(name for each in facts for name in each):
+        # repr lets lists and mappings be counted, and tells 1 from True.
         values = [repr(each.get(name, "not recorded")) for each in facts]
         odd = odd_rank(values)
         if name not in OWN_FACTS and odd is not None:
@@ -63,6 +65,7 @@ def _shared_devices(facts: Sequence[Mapping[str, Any]]) -> Iterator[Mismatch]:
     taken: dict[tuple[str, str], int] = {}
     for rank, each in enumerate(facts):
         device = str(each.get("device"))
+        # By host as well: cuda:0 of two machines are two devices. A machine's CPU is shared by its ranks on purpose.
         first = taken.setdefault((str(each.get("host")), device), rank)
         if first != rank and not device.startswith("cpu"):
             yield Mismatch(f"it shares {device} with rank {first}", "contract", rank=rank)
@@ -71,6 +74,7 @@ def _shared_devices(facts: Sequence[Mapping[str, Any]]) -> Iterator[Mismatch]:
 def in_ids(evidence: Evidence) -> Iterator[Mismatch]:
     """R1: sample numbers that are lost, repeated, out of place, or in the same order twice."""
     found = evidence["partition"]
+    # Counts of 0 over no epoch would read as a clean partition.
     if not (found["num_samples"] >= 1 and found["epochs"] >= 1):
         raise Incomplete("no epoch's sample numbers were looked at")
     counts = {
@@ -78,6 +82,7 @@ def in_ids(evidence: Evidence) -> Iterator[Mismatch]:
         "ids of an epoch are taken more than once": found["repeated"],
         "steps have parts that do not join, in rank order, to the global batch": found["overlaps"],
     }
+    # "!= 0", and below "is not False": evidence comes from a file, and null must not pass for nothing wrong.
     said = [f"{count} {what}" for what, count in counts.items() if count != 0]
     if found["orders_differ"] is not False:
         said.append("the ranks do not agree on the global batches")
@@ -90,12 +95,14 @@ def in_ids(evidence: Evidence) -> Iterator[Mismatch]:
 
 
 def _may_repeat(num_samples: int, epochs: int) -> bool:
+    # The union bound over all pairs of epochs. 20! is already far beyond any number of pairs, and larger ones only take time.
     return math.comb(epochs, 2) / math.factorial(min(num_samples, 20)) > BY_CHANCE
 
 
 def in_batches(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
     """R1: loaded samples that are not those of the ids."""
     batches = per_rank(evidence, step["batches"], "loaded samples")
+    # A data set that draws at random gives other samples each time; R11 looks at those.
     if step["replayed_batches"] is None:
         return
     references = per_rank(evidence, step["replayed_batches"], "samples loaded by the reference")
@@ -108,6 +115,7 @@ def at_birth(evidence: Evidence) -> Iterator[Mismatch]:
     """R2: state at step 0 that is not the reference's."""
     ranks = per_rank(evidence, evidence["birth"], "the state at birth")
     reference = some(evidence["reference_birth"], "the reference's state at birth")
+    # One reference for all: ranks that agree with each other and are wrong alike must not pass.
     yield from against([reference] * len(ranks), ranks, reference, "birth", 0, "the reference's")
 
 

@@ -52,6 +52,7 @@ def in_losses(evidence: Evidence, step: StepEvidence, tolerance: float = 0.0) ->
     """R3: losses that are not the replay's, in bits or within a relative error."""
     mine = per_rank(evidence, step["losses"], "losses")
     replays = per_rank(evidence, step["replayed_losses"] or [], "replayed losses")
+    # Empty lists agree with empty ones. A rank without samples has no loss, but not every rank is without.
     if not any(mine):
         raise Incomplete(f"no loss was recorded at step {step['step']}")
     for rank, (losses, others) in enumerate(zip(mine, replays, strict=True)):
@@ -76,6 +77,7 @@ def in_gradients(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
 def in_excess(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
     """R3 with kernels that are not deterministic: gradients further from the replay's than noise (excess ratio X)."""
     differing = list(in_gradients(evidence, step))
+    # A tensor that one side lacks has no distance from anything, so that no ratio excuses it.
     everywhere = set.intersection(*map(set, (*step["local"], *(step["replayed_local"] or []))))
     lacking = [mismatch for mismatch in differing if mismatch.tensor not in everywhere]
     yield from lacking
@@ -92,6 +94,7 @@ def unmeasured(evidence: Evidence, step: StepEvidence) -> Mismatch | None:
 
 
 def _require_gradients(ranks: Sequence[Digests], step: int) -> None:
+    # A frozen tensor is "none" on both sides and agrees; where all of them are, the step has proved nothing.
     if all(digest == "none" for gradients in ranks for digest in gradients.values()):
         raise Incomplete(f"no gradient was recorded at step {step}")
 
@@ -121,6 +124,7 @@ def in_reduced(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
         ratio = step["reduction_ratio"].get(name)
         odd = odd_rank(after)
         if "" in before or "" in after or ratio is None:
+            # The last one is for a ratio that is missing: its index is twice the number of ranks, which comes to rank 0.
             rank = [*before, *after, ""].index("") % len(after)
             yield Mismatch("its local or its reduced gradient was not recorded", "reduced gradient", step["step"], rank, name)
         elif not ratio <= 1:
@@ -129,6 +133,7 @@ def in_reduced(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
             yield Mismatch(seen, "reduced gradient", step["step"], odd or 0, name, ratio)
         elif odd is not None:
             yield Mismatch("the bits differ from the other ranks'", "reduced gradient", step["step"], odd, name)
+        # A rank without a gradient adds zeros to the others'; only where all have none is there nothing to reduce.
         elif (after[0] == "none") != (set(before) == {"none"}):
             seen = "local gradients have no reduced one" if after[0] == "none" else "it is reduced from no local gradient"
             yield Mismatch(seen, "reduced gradient", step["step"], 0, name)
@@ -145,6 +150,7 @@ def _by_bound(ratio: float, nprocs: int) -> str:
 def in_update(evidence: Evidence, previous: StepEvidence | None, step: StepEvidence) -> Iterator[Mismatch]:
     """R5: state that changed between steps, a learning rate that is not declared, state that the optimizer did not make."""
     number, states = step["step"], _states_before(evidence, step)
+    # Steps that are no neighbours say nothing of each other: the training went on between them.
     if previous is not None and previous["step"] + 1 == number:
         yield from against(previous["after"], states, tensors(*states), "state before", number, "the last step's")
     if previous is None and number == 0:
@@ -178,6 +184,7 @@ def _in_lr(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
             yield Mismatch(f"{len(used)} learning rates where {len(declared)} are declared", "lr", step["step"], rank)
             continue
         for group, (mine, other) in enumerate(zip(used, declared, strict=True)):
+            # Exactly: a learning rate comes from settings and the number of the step, and nothing rounds it on the way.
             if not (finite(mine) and repr(mine) == repr(other)):
                 seen = f"the learning rate of parameter group {group} is {mine!r} where {other!r} is declared"
                 yield Mismatch(seen, "lr", step["step"], rank)
@@ -197,6 +204,7 @@ def between_ranks(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
         yield Mismatch(f"learning rates {rates[odd]} against {usual}", "lr", number, odd)
     yield from among(after, tensors(*after), "state after", number)
     if evidence["sync_bn"] and any(step["buffers"]):
+        # Evidence that does not name them is of a model all of whose buffers are synchronised.
         names = evidence.get("synchronised", tensors(*step["buffers"]))
         yield from among(step["buffers"], names, "buffers", number)
 
@@ -207,6 +215,7 @@ def between_ranks(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
 def in_streams(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
     """R11: ranks whose random numbers are the same, of torch's generator or of their devices' own."""
     own = step.get("device_rng", [])
+    # On the CPU there is no generator of a device: its digests are empty there, and empty ones are no repetition.
     for streams in (step["rng"], own) if own and all(own) else (step["rng"],):
         first: dict[str, int] = {}
         for rank, digest in enumerate(per_rank(evidence, streams, "random states")):
@@ -221,6 +230,7 @@ def in_drawn_samples(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatc
         return
     first: dict[str, int] = {}
     for rank, (batch, losses) in enumerate(zip(step["batches"], step["losses"], strict=True)):
+        # A rank without samples has no losses, and all empty batches are alike.
         other = first.setdefault(batch, rank) if losses else rank
         if other != rank:
             yield Mismatch(f"its samples are those of rank {other}, though their numbers are not", "batch", step["step"], rank)
@@ -229,6 +239,7 @@ def in_drawn_samples(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatc
 def in_kept_buffers(evidence: Evidence, previous: StepEvidence | None, step: StepEvidence) -> Iterator[Mismatch]:
     """R11: buffers before the step that are neither what the last step left on this rank, nor rank 0's of it."""
     number = step["step"]
+    # Without the step just before, nobody knows what was left.
     if number != (0 if previous is None else previous["step"] + 1):
         return
     kept = evidence["birth"] if previous is None else previous["buffers"]
@@ -237,6 +248,7 @@ def in_kept_buffers(evidence: Evidence, previous: StepEvidence | None, step: Ste
             if not any(name in found for found in (state, kept[rank], kept[0])):
                 # Forward has made it in this step.
                 continue
+            # Rank 0's are as right as its own: DDP sends them to all ranks before a forward.
             if not any(same(state.get(name), buffers.get(name)) for buffers in (kept[rank], kept[0])):
                 yield Mismatch("it changed between two steps", "state before", number, rank, name)
 
@@ -277,11 +289,13 @@ def in_movement(evidence: Evidence, step: StepEvidence) -> Iterator[Mismatch]:
 
 def _wrongly_moved(flags: Sequence[bool], may_be_unused: bool, was_replayed: bool) -> str:
     has_gradient, is_not_zero, has_lr, moved, replay_moved = flags
+    # A learning rate of 0, as in the first step of a warm-up, rightly moves nothing.
     must_move = has_gradient and is_not_zero and has_lr
     if not has_gradient and not may_be_unused:
         return "it has no gradient (ddp.find_unused_parameters=true allows that)"
     if must_move and not moved:
         return "its gradient is not zero, and it did not move"
+    # Weight decay and momentum move a tensor whose gradient is zero: only the replay tells whether that is right.
     if not must_move and moved and was_replayed and not replay_moved:
         return "it moved without a gradient or a learning rate, and in the replay it did not"
     return ""

@@ -53,6 +53,8 @@ class Verdict:
 
     @property
     def _is_alone(self) -> bool:
+        # Told from a check's own words, as those of R11 below: a verdict is its checks and nothing else, and can be made again
+        # from them.
         return any(check.name == "R4" and check.status == "not checked" and ALONE in check.detail for check in self.checks)
 
     @property
@@ -89,6 +91,7 @@ class Verdict:
                 best[check.name] = check
             elif known is not check and check.status == known.status == "passed":
                 best[check.name] = dataclasses.replace(known, detail=f"{known.detail}; {check.detail}")
+        # By number: as text R10 would come before R2.
         return Verdict(tuple(sorted(best.values(), key=lambda check: int(check.name[1:]))))
 
 

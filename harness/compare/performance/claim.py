@@ -45,6 +45,7 @@ def claim(logs: Sequence[float], margin: float) -> Claim:
     """Return the verdict that log ratios (candidate over baseline, of times) support by themselves."""
     if len(logs) < 2:
         return "inconclusive"
+    # Asked before the interval: with many pairs a difference of 1 % is sure, and still too small to matter.
     if stats.equivalent(logs, margin):
         return "equivalent"
     interval = stats.location_interval(logs)
@@ -77,6 +78,7 @@ def pair_logs(pairs: Sequence[Sequence[Launch]], quantity: Quantity, adjusted: b
     Raises:
         NotComparable: A time is none.
     """
+    # In logarithms, because ln(B / A) = -ln(A / B): which arm is called the baseline must not change what is claimed.
     columns = [[seconds(launch, quantity, adjusted) for launch in arm] for arm in zip(*pairs, strict=True)]
     try:
         return stats.log_ratios(*columns) if columns else []
@@ -93,5 +95,6 @@ def pairs_needed(evidence: PairEvidence) -> int | None:
         return stats.pairs_to_settle(stats.effective_sd(evidence.logs), evidence.margin)
     if not evidence.clean or evidence.quantity == "start":
         return None
+    # sd(T) / T is about sd(ln T), and the variances of two independent arms add.
     shares = [stats.spread(launch.step_s) / stats.median(launch.step_s) for launch in evidence.clean[0]]
     return stats.pairs_to_settle(math.hypot(*shares), evidence.margin) if all(shares) else None

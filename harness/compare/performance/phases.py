@@ -58,6 +58,7 @@ def phases(marks: Mapping[str, float]) -> list[Phase]:
     Raises:
         ValueError: A mark has a name that is not in :data:`PHASES`.
     """
+    # A misspelt mark would in silence join its phase to the next one, and lay its time to another owner.
     unknown = marks.keys() - PHASES.keys()
     if unknown:
         raise ValueError(f"unknown marks {sorted(unknown)}; known are {list(PHASES)}")

@@ -50,6 +50,7 @@ def resolution(launches: Sequence[Launch], quantity: Quantity = "throughput", po
     clean = _clean_pairs_of_one(launches, quantity)
     if len(clean) < 2:
         return None
+    # All or none, as in pair_evidence: launches with and without the subtraction would differ by it.
     logs = pair_logs(clean, quantity, all(adjustable(launch) for both in clean for launch in both))
     inner, df = stats.location_interval(logs), len(logs) - 1
     share = student_t_quantile(power, df) / student_t_quantile(0.975, df)
@@ -60,6 +61,7 @@ def resolution(launches: Sequence[Launch], quantity: Quantity = "throughput", po
 def _clean_pairs_of_one(launches: Sequence[Launch], quantity: Quantity) -> list[tuple[Launch, Launch]]:
     counted = sorted((launch for launch in launches if launch.pair is not None), key=lambda launch: launch.order)
     require_comparable(counted)
+    # A last launch without a partner is left aside.
     pairs = zip(counted[::2], counted[1::2], strict=False)
     turned = [(b, a) if i % 2 else (a, b) for i, (a, b) in enumerate(pairs)]
     return [both for both in turned if not (reasons(both) or doubts(both, quantity))]

@@ -53,10 +53,12 @@ def scaling(
     Raises:
         NotComparable: Conditions or batch sizes do not fit.
     """
+    # Without the middle arm the plain launches stand in for it: its factor comes to 1, and is not told.
     asked = ((plain, "plain"), (plain if single is None else single, "DDP of 1 rank"), (many, "DDP"))
     arms = [counted(arm, name) for arm, name in asked]
     last = next(iter(arms[2].values()))
     _require_scalable(kind, arms, last.nprocs)
+    # Ranks that take turns on a core measure the scheduler, and a number would be quoted whatever words stood beside it.
     if any(launch.oversubscribed for launch in arms[2].values()):
         return Scaling(kind, last.nprocs, None, None, None, "oversubscribed, scaling not defined")
     triples = [tuple(arm[pair] for arm in arms) for pair in sorted(arms[0].keys() & arms[1].keys() & arms[2].keys())]
@@ -75,6 +77,7 @@ def _why_none(triples: Sequence[Sequence[Launch]]) -> str:
 
 
 def _require_scalable(kind: str, arms: Sequence[Mapping[int, Launch]], nprocs: int) -> None:
+    # Number of ranks and batch are what scaling varies between the arms; within one they may not differ, and threads nowhere.
     one_process = [*arms[0].values(), *arms[1].values()]
     require_comparable(one_process)
     require_comparable([one_process[0], *arms[2].values()], varied=("nprocs", "global_batch_size"))
@@ -102,6 +105,7 @@ def _scaling(kind: Literal["weak", "strong"], nprocs: int, triples: Sequence[tup
     if efficiency.interval is not None:
         sure = f"95 % interval {_limits(efficiency.interval)}, {plural(efficiency.pairs, 'triple')}"
     sentence = f"{kind} scaling to {plural(nprocs, 'rank')}: efficiency {efficiency.ratio:.2f} ({sure})"
+    # Two factors would be told of which one was never measured.
     if not split:
         missing = f"{sentence}; a job with nprocs=1 ddp.wrap_one_rank=true would tell DDP's own share"
         return Scaling(kind, nprocs, efficiency, None, None, missing)
