@@ -27,6 +27,7 @@ def moved(batch: Any, device: torch.device, dtype: torch.dtype) -> Any:
         if not isinstance(value, Tensor):
             return value
         if dtype == torch.float64 and (value.is_floating_point() or value.is_complex()):
+            # is_floating_point() is False of complex numbers, whose parts are to be as wide.
             return value.to(device, torch.complex128 if value.is_complex() else torch.float64, non_blocking=True)
         return value.to(device, non_blocking=True)
 
@@ -41,6 +42,7 @@ def copied(batch: Any) -> Any:
 def applied(function: Callable[[Any], Any], batch: Any) -> Any:
     """Return a batch in the same nesting, with ``function`` of each tensor in it, and of whatever else holds none."""
     # What loaders return most needs nothing of all that, and every step pays for it.
+    # Of these types exactly: a named tuple's constructor takes its items one by one.
     if type(batch) in (list, tuple) and all(type(item) is Tensor for item in batch):
         return type(batch)(map(function, batch))
     return apply_to_collection(batch, _Own, partial(_of_own, function))
@@ -58,6 +60,7 @@ class _Own(ABC):  # noqa: B024 - it is asked about classes, each once
         if dataclasses.is_dataclass(kind):
             # A frozen one has a __setattr__ that raises.
             is_plain = kind.__setattr__ is object.__setattr__ and all(field.init for field in dataclasses.fields(kind))
+            # A mapping that is a dataclass too (outputs of transformers' models are) holds its items in two places.
             return not is_plain or issubclass(kind, Mapping)
         is_tuple = issubclass(kind, tuple) and not issubclass(kind, PackedSequence)
         return not (is_tuple or kind in (list, dict, OrderedDict, defaultdict))
@@ -88,6 +91,7 @@ def _with_fields(value: Any, function: Callable[[Any], Any]) -> Any:
     """Return a copy of a dataclass with ``function`` of its fields; its ``__init__`` may do more than keep them."""
     held = copy.copy(value)
     for field in dataclasses.fields(value):
+        # A field that __init__ does not take may never have been set.
         if hasattr(value, field.name):
             # A frozen one refuses to be changed, even by who has just made it.
             object.__setattr__(held, field.name, applied(function, getattr(value, field.name)))
@@ -111,6 +115,7 @@ def _holding(batch: Mapping[Any, Any], items: dict[Any, Any], function: Callable
             own[name] = items[name] if is_item else copy.copy(value) if isinstance(value, dict) else applied(function, value)
         for key, value in items.items():
             held[key] = value
+        # A class that converts what is put into it holds something else than was moved.
         return held if all(held[key] is value for key, value in items.items()) else items
     except Exception:  # of a class of the user's own, which may refuse to be copied or changed in any way
         return items

@@ -35,7 +35,9 @@ class Batches:
     def num_steps(self, epochs: int) -> int:
         """Return how many steps so many epochs have."""
         if not hasattr(self._recipe, "batches"):
+            # Rounded up: what an epoch's last batch lacks in samples does not make it less of a step.
             return epochs * -(-self.num_samples // self._plan.global_batch_size)
+        # A recipe's own grouping may come to another number of batches in each epoch.
         return sum(len(self.epoch_batches(epoch)) for epoch in range(epochs))
 
     def epoch_batches(self, epoch: int) -> list[Sequence[int]]:
@@ -52,8 +54,10 @@ class Batches:
         epoch = 0
         while begin < num_steps:
             batches = self.epoch_batches(epoch)
+            # Resumed training passes over what was trained by its numbers alone: no sample of it is loaded.
             wanted = batches[max(0, first - begin) : num_steps - begin]
             if synchronises:
+                # Before anything is loaded: every rank knows all batches, so that all refuse and none waits in forward.
                 self._require_samples(wanted)
             yield from self._load(wanted, epoch)
             begin += len(batches)
@@ -61,7 +65,9 @@ class Batches:
 
     def _load(self, batches: list[Sequence[int]], epoch: int) -> Iterator[tuple[Sequence[int], list[Any]]]:
         parts = [self.pieces(batch) for batch in batches]
+        # One loader for the whole epoch: workers start once, and read ahead across steps.
         flat = [piece for step in parts for piece in step]
+        # By epoch, because a batch's stream is named by its first sample, which comes again in the next one.
         seed = derive(self._plan.seed, "workers", self._rank, epoch)
         loaded = load(self._dataset, flat, self._recipe, self._plan.num_workers, seed)
         for batch, step in zip(batches, parts, strict=True):
@@ -81,7 +87,10 @@ class Batches:
         if ranks == 1:
             return
         who = "sync_bn=true" if self._plan.sync_bn else "SyncBatchNorm"
+        # Batches of one size are cut alike.
         for size in sorted({len(batch) for batch in batches}):
+            # The smallest shard's pieces against the largest one's: each piece is a forward, in which layers wait for all
+            # ranks.
             if min(size // ranks, cuts) < min(-(-size // ranks), cuts):
                 raise ConfigError(
                     f"{who} needs samples on every rank in every step, and a batch of {size} is not enough for "
@@ -96,6 +105,7 @@ def num_samples(dataset: Any, source: str = "dataset()") -> int:
         ConfigError: It has none, or no sample.
     """
     kind = type(dataset).__name__
+    # An IterableDataset may have a length, and still no sample that can be asked for by its number.
     if not hasattr(dataset, "__len__") or isinstance(dataset, IterableDataset):
         raise ConfigError(f"{source} of the recipe returned a {kind}. Return a map-style data set, which has a length.")
     count = len(dataset)

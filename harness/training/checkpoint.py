@@ -39,10 +39,12 @@ def save(trainer: Trainer, path: Path, step: int) -> None:
         HarnessError: It cannot be written; the old one stands.
     """
     seat = trainer.seat
+    # Rank 0 writes alone, but each rank is to go on with the random streams that are its own.
     states: list[Any] = [_plain(random_states())] * seat.world_size
     if seat.world_size > 1:
         dist.all_gather_object(states, states[0])
     if seat.rank == 0:
+        # Now, and not when somebody resumes: what cannot be read then is lost.
         _require_data(trainer)
         try:
             _write_whole(_content(trainer, step, states), path)
@@ -68,6 +70,7 @@ def _require_data(trainer: Trainer) -> None:
             buffer.seek(0)
             torch.load(buffer, weights_only=True)
         except Exception as error:
+            # torch has no exception of its own for it: only its text names the class that it refuses.
             name = re.search(r"GLOBAL (\S+)", str(error))
             holds = name[1] if name else (str(error).splitlines() or [type(error).__name__])[0]
             raise ConfigError(
@@ -84,19 +87,23 @@ def _content(trainer: Trainer, step: int, states: list[Any]) -> dict[str, Any]:
         "optimizer": trainer.optimizer.state_dict(),
         "scheduler": trainer.scheduler.state_dict() if trainer.scheduler else None,
         "random": states,
+        # By way of JSON, which leaves no class that torch would refuse to load.
         "settings": json.loads(json.dumps(dataclasses.asdict(trainer.plan), default=str)),
     }
 
 
 def _write_whole(content: dict[str, Any], path: Path) -> None:
+    # In the same folder, because only within one file system is a rename atomic.
     aside = path.with_name(f".{path.name}.aside")
     try:
         with aside.open("wb") as file:
             torch.save(content, file)
             file.flush()
+            # A rename may reach the disk before the bytes do: after a power cut the name would stand for an empty file.
             os.fsync(file.fileno())
         aside.replace(path)
     except BaseException:
+        # An interrupt too is not to leave a file of a checkpoint's size behind.
         aside.unlink(missing_ok=True)
         raise
 
@@ -107,11 +114,13 @@ def look(path: Path, plan: TrainPlan, nprocs: int) -> str:
     Raises:
         ConfigError: There is no such checkpoint, it cannot be read, or it has no step left to take.
     """
+    # Mapped into memory, so that of a file of gigabytes only a few pages are read.
     content = _read(path, torch.device("cpu"), mapped=True)
     step = int(content["step"])
     if plan.steps is not None:
         _require_steps(path, step, plan.steps)
     before = {"nprocs": len(content["random"]), **content.get("settings", {})}
+    # As the checkpoint's went through JSON: a tuple would differ from the list that it has become.
     now = json.loads(json.dumps({"nprocs": nprocs, **dataclasses.asdict(plan)}, default=str))
     of = "" if plan.steps is None else f" of {plan.steps}"
     changed = ", ".join(_changed(before, now))
@@ -121,6 +130,7 @@ def look(path: Path, plan: TrainPlan, nprocs: int) -> str:
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield ``seed is 1 and was 0`` for each setting that is known of both and differs, by its dotted name."""
     for name, was in before.items():
+        # A checkpoint of another version may have settings that are no more.
         if name not in now or (not prefix and name in NOT_TOLD):
             continue
         if isinstance(was, Mapping) and isinstance(now[name], Mapping):
@@ -154,6 +164,7 @@ def load(trainer: Trainer, path: Path) -> int:
     content = _read(path, trainer.seat.device)
     step, seat = int(content["step"]), trainer.seat
     is_other_length = trainer.scheduler is not None and content.get("num_steps", trainer.num_steps) != trainer.num_steps
+    # Before anything is taken over: it is the trainer's own scheduler, still at its beginning, that goes through the steps.
     schedule = _schedule_at(trainer, step) if is_other_length else None
     _take_over(trainer, content, path)
     if schedule is not None:
@@ -162,6 +173,7 @@ def load(trainer: Trainer, path: Path) -> int:
     if len(content["random"]) == seat.world_size:
         set_random_states(_restored(content["random"][seat.rank]))
     else:
+        # By the step too: otherwise the ranks would draw again what they drew from the first step on.
         seed_rank(trainer.plan.seed, seat.rank, step)
     return step
 
@@ -188,11 +200,13 @@ def _read(path: Path, device: torch.device, mapped: bool = False) -> dict[str, A
         raise ConfigError(f"resume={file} is no checkpoint: it holds {program[1]}, which is a program, and no data.") from None
     except Exception:  # whatever damaged bytes come to
         raise unreadable(file) from None
+    # Weights in another form, say: it lacks all keys, and is refused by their names.
     if not isinstance(content, dict):
         content = {}
     missing = sorted(_KINDS.keys() - content.keys())
     if missing:
         raise ConfigError(f"resume={file} is no checkpoint of a run: it has no {', '.join(missing)}.")
+    # A bool is an int to isinstance.
     wrong = [name for name, kind in _KINDS.items() if not isinstance(content[name], kind) or isinstance(content[name], bool)]
     if wrong or content["step"] < 0 or not isinstance(content.get("settings", {}), dict):
         name = (wrong or ["step" if content["step"] < 0 else "settings"])[0]
@@ -205,6 +219,7 @@ def _take_over(trainer: Trainer, content: dict[str, Any], path: Path) -> None:
     try:
         trainer.model.load_state_dict(content["model"])
     except RuntimeError as error:
+        # torch's text begins with the model's class, and may go on for hundreds of keys.
         difference = textwrap.shorten(str(error).partition(":")[2], 300, placeholder=" ...")
         raise ConfigError(f"resume={path}: the checkpoint is of another model. {difference}") from None
     try:
@@ -222,6 +237,7 @@ def _reschedule(trainer: Trainer, settings: Sequence[Mapping[str, Any]], schedul
     """Put the trainer where a schedule is: into the optimizer's settings, lr among them, and into the scheduler."""
     assert trainer.scheduler is not None
     for group, scheduled in zip(trainer.optimizer.param_groups, settings, strict=True):
+        # A state names parameters by their numbers; the optimizer holds the parameters themselves.
         group.update({name: value for name, value in scheduled.items() if name != "params"})
     trainer.scheduler.load_state_dict(dict(schedule))
 

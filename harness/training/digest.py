@@ -23,7 +23,9 @@ def bits(tensor: Tensor) -> memoryview:
     tensor = tensor.detach()
     if tensor.is_nested or tensor.layout != torch.strided:
         return memoryview(b"".join(bits(part) for part in _strided_parts(tensor)))
+    # A conjugate or a negative may be a mark on a view, and numpy would read the memory beneath it.
     flat = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    # As bytes: numpy has no bfloat16.
     return memoryview(flat.view(torch.uint8).numpy().data)
 
 
@@ -32,6 +34,7 @@ def _strided_parts(tensor: Tensor) -> Sequence[Tensor]:
     if tensor.is_nested:
         return tensor.unbind()
     if tensor.is_sparse:
+        # Before that, the same values may lie in any arrangement.
         tensor = tensor.coalesce()
         return tensor.indices(), tensor.values()
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
@@ -53,6 +56,7 @@ def _shape(tensor: Tensor) -> str:
 
 
 def _hexadecimal(content: bytes) -> str:
+    # 64 bits are enough against chance, and a record holds one for each tensor and step.
     return hashlib.sha256(content).hexdigest()[:16]
 
 
@@ -85,12 +89,15 @@ def _flat(prefix: str, value: Any) -> Iterable[tuple[str, str]]:
         for key, inner in enumerate(value):
             yield from _flat(f"{prefix}.{key}", inner)
     elif isinstance(value, set | frozenset):
+        # A set's own order follows from hashes of texts, which Python salts in each process.
         yield prefix, joined({value_digest(inner): "" for inner in sorted(value, key=value_digest)})
     elif isinstance(value, numpy.ndarray | numpy.generic) and not value.dtype.hasobject:
         yield prefix, _hexadecimal(f"{value.dtype.str}{value.shape}".encode() + value.tobytes())
     elif value is None or type(value) in PLAIN:
+        # By its exact type: a subclass may hold more than it shows.
         yield prefix, repr(value)
     elif isinstance(value, type | FunctionType | BuiltinFunctionType):
+        # pickle, too, knows these by their names alone.
         yield prefix, f"{value.__module__}.{value.__qualname__}"
     else:
         yield from _flat(prefix, _parts(value))
@@ -107,17 +114,20 @@ def _parts(value: object) -> list[Any]:
         ConfigError: It cannot be pickled: then its representation may be its address, and no two of it are equal.
     """
     try:
+        # Not the bytes of a pickle: they refer back to a part that came before, where an equal object may have two.
         made = value.__reduce_ex__(4)
     except Exception as error:
         raise ConfigError(
             f"There is no digest of a {type(value).__name__} ({error}). Batches and the state of optimizers are compared: let "
             "them hold tensors, arrays, plain values, or objects that can be pickled."
         ) from None
+    # Items of lists and dictionaries come as iterators.
     return [made] if isinstance(made, str) else [list(part) if isinstance(part, Iterator) else part for part in made]
 
 
 def state_digests(model: nn.Module, optimizer: Optimizer) -> Digests:
     """Return the digests of parameters and optimizer state, tensor by tensor."""
+    # Not the optimizer's settings: learning rates are compared by themselves.
     return {**digests(model.named_parameters()), **optimizer_digests(optimizer.state_dict()["state"])}
 
 

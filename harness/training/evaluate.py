@@ -32,6 +32,7 @@ def eval_dataset_of(recipe: Recipe) -> Any | None:
     if not present:
         return None
     with undisturbed_random():
+        # Samples that are made at random are to be the same on every rank and in every run.
         seed_everything(derive(EVALUATION_SEED, "eval_dataset"))
         dataset = recipe.eval_dataset()  # type: ignore[attr-defined]
     if dataset is not None:
@@ -47,12 +48,15 @@ def evaluate(trainer: Trainer, dataset: Any) -> dict[str, tuple[float, float]]:
     seat, size = trainer.seat, trainer.plan.global_batch_size
     data_rank, num_shards = trainer.strategy.data_rank()
     numbers = shard(range(num_samples(dataset, "eval_dataset()")), data_rank, num_shards)
+    # As large as a rank's batches in training: what fits into memory there fits here.
     batches = global_batches(numbers, -(-size // num_shards))
+    # DDP sends rank 0's at the start of a forward: since then each rank's statistics have gone on by themselves.
     share_buffers(trainer)
     totals: dict[str, tuple[float, float]] = {}
     with _evaluating(trainer):
         seed = derive(trainer.plan.seed, "evaluation", data_rank)
         for batch in load(dataset, batches, trainer.recipe, trainer.plan.num_workers, seed):
+            # Not through DDP: its forward is collective, and ranks may have different numbers of batches here.
             metrics = trainer.recipe.evaluate(trainer.model, moved(batch, seat.device, trainer.dtype))  # type: ignore[attr-defined]
             for name, (total, count) in _pairs(metrics, trainer.recipe):
                 before = totals.get(name, (0.0, 0.0))
@@ -63,6 +67,7 @@ def evaluate(trainer: Trainer, dataset: Any) -> dict[str, tuple[float, float]]:
 def _pairs(metrics: Any, recipe: Recipe) -> list[tuple[str, tuple[float, float]]]:
     try:
         return [(str(name), (float(total), float(count))) for name, (total, count) in metrics.items()]
+    # No items(), no pair, no number, or a tensor of several: whatever else a recipe may return.
     except (AttributeError, TypeError, ValueError, RuntimeError):
         raise ConfigError(
             f"{type(recipe).__name__}.evaluate() returned {metrics!r:.200}. Return a dict of name -> (sum, count)."

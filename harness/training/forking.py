@@ -27,6 +27,7 @@ def let_threads_rest(tasks: Path = Path("/proc/self/task")) -> None:
 
 def _is_running(task: Path) -> bool:
     try:
+        # The thread's name, in parentheses, may hold spaces and parentheses itself.
         return (task / "stat").read_text().rpartition(")")[2].split()[0] == "R"
     except OSError:
         return False

@@ -25,19 +25,25 @@ def load(dataset: Dataset[Any], batches: Sequence[Sequence[int]], recipe: Recipe
             on the step that training was resumed at.
     """
     own_collate = getattr(recipe, "collate", None) is not None
+    # Of this class exactly: one derived from it may read its samples in a way of its own.
     if type(dataset) is TensorDataset and not (
         num_workers or own_collate or any(t.layout != torch.strided for t in dataset.tensors)
     ):
         return _rows(dataset.tensors, batches)
     loader = DataLoader(
+        # Without workers the rank's own streams go on, as in a plain loop.
         _Seeded(dataset, seed) if num_workers else dataset,
+        # torch only iterates over it: so the batches are ours to the last number.
         batch_sampler=[list(batch) for batch in batches],
         collate_fn=collate_of(recipe),
         num_workers=num_workers,
+        # Without one, torch draws a seed for the workers from the common generator, and training would draw other numbers.
         generator=torch.Generator().manual_seed(seed),
+        # Forked, workers share the data set's memory, and import nothing.
         multiprocessing_context="fork" if num_workers else None,
     )
     if num_workers:
+        # It is iter() that forks.
         let_threads_rest()
     return iter(loader)
 
@@ -88,4 +94,5 @@ def epoch_batches(recipe: Recipe, num_samples: int, size: int, seed: int, epoch:
         batches = [list(batch) for batch in group(order, size)]
     if sorted(number for batch in batches for number in batch) != list(range(num_samples)):
         raise ConfigError(f"{type(recipe).__name__}.batches() must return each of the {num_samples} samples exactly once.")
+    # An empty one would be a step without a sample on any rank.
     return [batch for batch in batches if batch]

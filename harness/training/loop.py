@@ -39,8 +39,10 @@ class Loop:
         self._meter = meter
         self._trainer = trainer
         self._plan = trainer.plan
+        # A run without a step has no loss.
         self._last = StepResult(math.nan, 0)
         self._metrics: dict[str, tuple[float, float]] = {}
+        # Before the first step: half an evaluation is refused now, and not when training is over.
         self._eval_dataset = eval_dataset_of(trainer.recipe)
         self._best: float | None = None
         self._profile = self._profiled() if self._plan.profile else None
@@ -56,6 +58,7 @@ class Loop:
         self._trainer.strategy.time_every_step()
         # What reads memory that nobody wrote has met NaN in the verification; to fill it in every step takes 1 % (measured).
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        # Nothing is loaded until the first next(): starting the workers counts as part of the first step.
         steps = self._trainer.steps(done)
         end = min(self._plan.stop_after or self._trainer.num_steps, self._trainer.num_steps)
         for number in range(done, end):
@@ -83,6 +86,7 @@ class Loop:
         """Return the evaluation's loss; without one, the last step's over all ranks."""
         if "loss" in self._metrics:
             return ratio(*self._metrics["loss"])
+        # Sum and number apart: the mean of the ranks' means would count an unequal shard as much as another.
         total = torch.tensor([self._last.loss_sum, self._last.count], dtype=torch.float64, device=self._trainer.seat.device)
         if self._trainer.seat.world_size > 1:
             dist.all_reduce(total)
@@ -98,10 +102,12 @@ class Loop:
         return self._profile.part(name) if self._profile is not None else nullcontext()
 
     def _step(self, number: int, steps: Any) -> None:
+        # Before the step, which moves the scheduler on.
         lr = self._trainer.lr
         waited = self._meter.run_delay_s()
         begin = time.monotonic()
         with self._part(f"step {number}"):
+            # Within the step's time: training that waits for its data is that slow.
             with self._part("load"):
                 batch, loaded = next(steps)
             last = self._trainer.step(batch, loaded)
@@ -116,10 +122,12 @@ class Loop:
 
     def _mark(self, taken: int, last: bool) -> None:
         """Mark the ends of the first step, the warm-up and the last step, with what the kernel has counted by then."""
+        # The first step is unlike the others, and never counted with them, whatever the warm-up.
         names = [(1, "first step"), (max(1, self._plan.warmup_steps), "warm")]
         for name in [name for number, name in names if number == taken] + ["last step"] * last:
             self._rank.record.mark(name)
             if name != "first step":
+                # Counters only mean something between two readings: where the counted steps begin, and where they end.
                 self._rank.record.event("meter", name=name, **dataclasses.asdict(self._meter.read()))
 
     def _digest(self, done: int) -> None:
@@ -145,6 +153,7 @@ class Loop:
         """
         if self._eval_dataset is None:
             raise ConfigError(f"keep_best={name}: {type(self._trainer.recipe).__name__} has no evaluation to tell the best by.")
+        # One sample is enough to learn the names, on ranks without one too.
         metrics = evaluate(self._trainer, Subset(self._eval_dataset, range(1)))
         if name not in metrics:
             raise ConfigError(f"keep_best={name}: evaluate() returns {', '.join(metrics)}, and no {name}.")

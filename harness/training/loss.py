@@ -52,6 +52,7 @@ class LossModule(nn.Module):
         self.alarm = nn.Parameter(torch.zeros(1, device=device, dtype=DTYPES[plan.precision]))
         self.recipe = recipe
         self._autocast = plan.precision == "bfloat16"
+        # Where DDP searches for unused parameters, it finds out by itself that a rank without samples uses none.
         self._uses_all = not plan.ddp.find_unused_parameters
         self._device_type = device.type
 
@@ -61,12 +62,14 @@ class LossModule(nn.Module):
             return self._zero(), None
         with torch.autocast(self._device_type, torch.bfloat16) if self._autocast else nullcontext():
             loss, items = loss_and_items(self.recipe.loss(self.model, batch), f"{type(self.recipe).__name__}.loss()")
+        # In the loss's own type: a wider alarm would make the loss wider.
         return loss + self.alarm.sum().to(loss.dtype), items
 
     def _zero(self) -> Tensor:
         """Return 0, which depends on what DDP waits for; not on sparse tables, which nobody waits for."""
         sparse = {id(table) for table in sparse_tables(self.model)}
         dense = [p for p in self.model.parameters() if p.requires_grad and id(p) not in sparse]
+        # The sum of no numbers is 0 and still depends on the parameter; 0 * p would be NaN where a weight is infinite.
         return self.alarm.sum() + sum(p.reshape(-1)[:0].sum() for p in dense if self._uses_all)
 
 
@@ -89,5 +92,6 @@ def loss_and_items(returned: Any, source: str) -> tuple[Tensor, Tensor | None]:
     if not isinstance(items, Tensor | Real) or (isinstance(items, Tensor) and items.numel() != 1):
         what = f"a tensor of shape {tuple(items.shape)}" if isinstance(items, Tensor) else f"a {type(items).__name__}"
         raise ConfigError(f"{source} returned (loss, {what}): the second is to be the number of items in the sum. {wanted}")
+    # A Python float would become float32, which counts tokens one by one up to 2^24 only.
     exact = None if isinstance(items, Tensor) else torch.float64
     return loss.reshape(()), torch.as_tensor(items, dtype=exact, device=loss.device).reshape(())

@@ -43,6 +43,7 @@ class Meter:
         try:
             self._schedstat = os.open("/proc/self/schedstat", os.O_RDONLY)
         except OSError:
+            # Not Linux, or a kernel that does not count it.
             self._schedstat = -1
         return self
 
@@ -54,6 +55,7 @@ class Meter:
         """Return the second field of ``/proc/self/schedstat``, in seconds."""
         if self._schedstat < 0:
             return None
+        # /proc writes its text anew whenever it is read from the start: no seek, and no file opened in a step.
         return int(os.pread(self._schedstat, 128, 0).split()[1]) / 1e9
 
     def read(self) -> Reading:
@@ -73,8 +75,10 @@ class Meter:
 
 def _children_s(processes: Path = Path("/proc")) -> float:
     """Return the CPU time of this process's children: of those that have ended, and of those that are alive."""
+    # The kernel adds a child here once it is waited for, and data workers live as long as an epoch.
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     alive = 0.0
+    # Thread by thread: the kernel lists a child under the thread that forked it.
     for children in (processes / "self" / "task").glob("*/children"):
         for pid in _read(children).split():
             # The name before the last parenthesis may hold spaces; after it the 3rd field comes first.
@@ -96,6 +100,7 @@ def _pressure_s(path: Path = Path("/proc/pressure/cpu")) -> float | None:
         line_of_some = path.read_text().splitlines()[0]
     except OSError:
         return None
+    # In microseconds.
     return int(line_of_some.rpartition("total=")[2]) / 1e6
 
 
@@ -119,6 +124,7 @@ def _idle(line: Sequence[str]) -> tuple[str, str]:
 
 
 def _throttled(root: Path = Path("/sys/fs/cgroup")) -> int:
+    # Version 2 of control groups, then version 1.
     for path in (root / "cpu.stat", root / "cpu" / "cpu.stat"):
         try:
             counts = dict(line.split() for line in path.read_text().splitlines())

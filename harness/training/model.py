@@ -37,11 +37,14 @@ def build_model(recipe: Recipe, plan: TrainPlan, device: torch.device) -> nn.Mod
     model = in_precision(model, device, DTYPES[plan.precision])
     if plan.weights is not None:
         load_weights(model, plan.weights, plan.weights_partial)
+    # Before DDP, which would wait for ever for a buffer that one rank alone has.
     require_one_model(model, None)
+    # After the comparison, which tells more where only some ranks have frozen all.
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"{name}.model() has no parameter to train.")
     if plan.sync_bn:
         model = convert_sync_batchnorm(model)
+    # Last: the conversion changes classes, on which compiled code rests.
     return compiled(model) if plan.compile else model
 
 
@@ -55,6 +58,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     returned = f"{type(recipe).__name__}.optimizer() returned a {type(optimizer).__name__}"
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"{returned}, not an optimizer of torch.")
+    # LBFGS, say, would run forward and backward, and so the reduction, as often as it likes.
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(f"{returned}, whose step() takes a closure that evaluates the loss again. Use one that does not.")

@@ -29,14 +29,17 @@ def partition_of(everybody: list[list[list[tuple[list[int], list[int]]]]], num_s
         for step, parts in enumerate(zip(*steps, strict=True)):
             joined = [number for _, part in parts for number in part]
             taken += joined
+            # In rank order the parts make up the batch: a sample that is missing, there twice or exchanged shows alike.
             if joined != parts[0][0]:
                 overlaps += 1
                 first = first or _first_wrong(epoch, step, parts)
+        # Over the epoch too: of batches that lack a sample themselves, the parts may be right.
         counts = torch.bincount(torch.tensor(taken, dtype=torch.long), minlength=num_samples)
         missing += int((counts == 0).sum())
         repeated += int((counts > 1).sum())
         if first is None and bool((counts != 1).any()):
             first = {"epoch": epoch, "id": int((counts != 1).nonzero()[0, 0])}
+    # A rank may have come to batches of its own: that is told apart from a wrong part of the right one.
     batches = [[[batch for batch, _ in steps] for steps in epochs] for epochs in everybody]
     orders = [[number for batch in steps for number in batch] for steps in batches[0]]
     return Partition(
@@ -45,6 +48,7 @@ def partition_of(everybody: list[list[list[tuple[list[int], list[int]]]]], num_s
         missing=missing,
         repeated=repeated,
         overlaps=overlaps,
+        # One sample has one order.
         same_order=num_samples > 1 and len({tuple(order) for order in orders}) < len(orders),
         orders_differ=any(other != batches[0] for other in batches[1:]),
         first=first,
@@ -83,6 +87,7 @@ def parts_of(number: int, ranks: int) -> list[list[int]]:
     By means of its own, as all that checks: :func:`harness.training.shard.shard` made the run's.
     """
     numbers = iter(range(number))
+    # So many numbers leave the remainder ``rank``: sizes that differ by at most 1.
     return [list(islice(numbers, len(range(rank, number, ranks)))) for rank in range(ranks)]
 
 
@@ -95,4 +100,5 @@ def require_one_data_set(sizes: Sequence[int], rank: int) -> None:
     wrong = next((other for other, size in enumerate(sizes) if size != sizes[0]), None)
     if wrong is not None:
         text = f"dataset() has {sizes[0]} samples on rank 0, and {sizes[wrong]} on rank {wrong}: every rank's must be the same."
+        # The first rank that differs is at fault, and all others follow from it.
         raise Mismatch(text, is_consequence=rank != wrong)

@@ -32,6 +32,7 @@ class StepProfile:
         self._profile: Any = profile(activities=activities)
         self._running = False
         for name in PARTS:
+            # On this trainer, not on its class: another trainer in this process is left alone.
             setattr(trainer, name, self._annotated(name, getattr(trainer, name)))
 
     def part(self, name: str) -> AbstractContextManager[Any]:

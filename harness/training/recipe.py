@@ -59,6 +59,7 @@ def make_recipe(settings: Mapping[str, Any]) -> Recipe:
     from hydra.utils import instantiate
 
     target = str(settings["_target_"])
+    # First: of a name that is not there Hydra says neither where it looked nor what is close to it.
     _find(target)
     try:
         recipe: Recipe = instantiate(dict(settings))
@@ -67,8 +68,10 @@ def make_recipe(settings: Mapping[str, Any]) -> Recipe:
         cause = error.__cause__ or error
         if isinstance(cause, ValueError) and str(cause).startswith("recipe."):
             raise ConfigError(str(cause)) from None
+        # Python has no exception of its own for it.
         if isinstance(cause, TypeError) and "unexpected keyword argument" in str(cause):
             raise ConfigError(f"recipe._target_={target} does not take all keys of the recipe's YAML: {cause}.") from None
+        # The recipe's own mistake, with the traceback that leads there.
         raise cause from None
     # One that only measures communication has no training.
     needed = () if hasattr(recipe, "measure") else REQUIRED
@@ -88,12 +91,14 @@ def _find(target: str) -> None:
     parent: Any = None
     for part in module.split(".") if module else []:
         path = f"{parent.__name__}.{part}" if parent else part
+        # Within a class, or made by a package when it is imported: no module to import.
         if isinstance(parent, type) or (inspect.ismodule(parent) and hasattr(parent, part)):
             parent = getattr(parent, part, None)
             continue
         try:
             parent = importlib.import_module(path)
         except ModuleNotFoundError as error:
+            # The module is there, and itself imports one that is not.
             if error.name != path:
                 raise
             raise ConfigError(_no_such(target, f"module {path}", part, parent, _modules_of(parent))) from None
@@ -102,6 +107,7 @@ def _find(target: str) -> None:
 
 
 def _modules_of(package: Any) -> list[str]:
+    # Without a package: what lies in the folders of sys.path.
     return [module.name for module in pkgutil.iter_modules(package.__path__ if hasattr(package, "__path__") else None)]
 
 
@@ -115,6 +121,7 @@ def _no_such(target: str, what: str, name: str, where: Any, known: Iterable[str]
 
 def learning_rates(recipe: Recipe, model: nn.Module, num_steps: int, number: int) -> list[list[float]]:
     """Return the learning rates, of each parameter group, of the first ``number`` of ``num_steps`` steps."""
+    # A new one, which takes no step: the rates follow from the scheduler alone.
     optimizer = recipe.optimizer(model)
     scheduler = make_scheduler(recipe, optimizer, num_steps)
     rates = []
@@ -138,6 +145,7 @@ def make_scheduler(recipe: Recipe, optimizer: Optimizer, num_steps: int) -> LRSc
     if make is None:
         return None
     made = _call_scheduler(make, optimizer, num_steps)
+    # ReduceLROnPlateau is an LRScheduler too, but its step() wants a metric.
     if made is not None and (not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau)):
         raise ConfigError(
             f"{type(recipe).__name__}.scheduler() returned a {type(made).__name__}. Return one scheduler of torch's that is "

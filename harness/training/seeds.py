@@ -21,6 +21,7 @@ def derive(seed: int, *names: str | int) -> int:
 def seed_everything(seed: int) -> None:
     """Seed Python's, numpy's and torch's generators, those of all devices included."""
     random.seed(seed)
+    # numpy takes 32 bits at most.
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
@@ -32,5 +33,6 @@ def seed_rank(seed: int, rank: int, step: int = 0) -> None:
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
     """Return the order of an epoch's samples: a permutation of ``range(num_samples)``, the same on every rank."""
+    # Of its own: the common generators are not at the same place on all ranks.
     generator = torch.Generator().manual_seed(derive(seed, "order", epoch))
     return torch.randperm(num_samples, generator=generator).tolist()

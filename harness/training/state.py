@@ -29,12 +29,14 @@ class TrainingState:
     def of(cls, model: nn.Module, optimizer: Optimizer) -> TrainingState:
         """Copy the state as it is now."""
         tensors = {name: tensor.detach().clone() for name, tensor in named_tensors(model)}
+        # state_dict() refers to the optimizer's own tensors, which the next step changes in place.
         return cls(tensors, copy.deepcopy(optimizer.state_dict()["state"]))
 
     def restore(self, model: nn.Module) -> None:
         """Put the copy's parameters and buffers into ``model``, in the model's own precision."""
         with torch.no_grad():
             for name, parameter in model.named_parameters():
+                # Into the parameters that are there: the optimizer holds them, and so do hooks.
                 parameter.copy_(self.model[name])
             _restore_buffers(model, self.model)
 
@@ -49,6 +51,7 @@ def _restore_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     for path, module in model.named_modules():
         for key, present in module._buffers.items():
             if present is not None and id(present) in restored:
+                # One buffer under two names stays one.
                 module._buffers[key] = restored[id(present)]
                 continue
             value = values.get(f"{path}.{key}" if path else key)
@@ -76,6 +79,7 @@ def named_tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
 
 def in_precision(model: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Return the model on a device, in a floating-point type; complex buffers keep both their parts, each in that type."""
+    # Module.to() would cast complex buffers to the real type, and drop what is imaginary.
     pairs = [(m, key, b) for m in model.modules() for key, b in m._buffers.items() if b is not None and b.is_complex()]
     for module, key, _ in pairs:
         module._buffers[key] = None
@@ -87,6 +91,7 @@ def in_precision(model: nn.Module, device: torch.device, dtype: torch.dtype) -> 
 
 def widened(recipe: Any) -> Any:
     """Return a copy of a recipe whose own tensors and modules, the weights of a loss say, are in float64."""
+    # The recipe itself goes on in the run's precision.
     wide = copy.copy(recipe)
     for name, value in vars(recipe).items():
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -99,6 +104,7 @@ def widened(recipe: Any) -> Any:
 def random_states() -> dict[str, Any]:
     """Return the states of Python's, numpy's and torch's generators, that of the current CUDA device among them."""
     states = {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state()}
+    # To ask for the state of a device that nobody has used would start CUDA in this process.
     return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
 
 
@@ -106,6 +112,7 @@ def set_random_states(states: Mapping[str, Any]) -> None:
     """Go back to states that :func:`random_states` returned."""
     random.setstate(states["python"])
     numpy.random.set_state(states["numpy"])
+    # A checkpoint is read onto the rank's device, but generators take their states from the CPU.
     torch.set_rng_state(states["torch"].cpu())
     if "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"].cpu())

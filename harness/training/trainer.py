@@ -52,17 +52,20 @@ class Trainer:
         self.dtype = DTYPES[plan.precision]
         self.strategy: Strategy = DdpStrategy(plan, seat)
         self.batches = Batches(plan, recipe, dataset, self.strategy.data_rank())
+        # Just before the model, so that its weights do not depend on what the data set has drawn.
         seed_everything(derive(plan.seed, "model"))
         self.model = build_model(recipe, plan, seat.device)
         self.optimizer = build_optimizer(recipe, self.model)
         self.num_steps = self.batches.num_steps(plan.epochs or 0) if plan.steps is None else plan.steps
         # A schedule of no steps may divide by their number.
         self.scheduler = make_scheduler(recipe, self.optimizer, self.num_steps) if self.num_steps else None
+        # After optimizer(), which may have frozen some.
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.loss_module = LossModule(recipe, self.model, plan, seat.device)
         self.counts_items: bool | None = None
         self.num_items: float | None = None
         self.strategy.wrap(self.loss_module)
+        # Last: all before is drawn alike on all ranks, and from here on each draws its own.
         seed_rank(plan.seed, seat.rank)
 
     @property
@@ -108,10 +111,13 @@ class Trainer:
             NonFinite: A loss is not finite on any rank, and the plan is to stop.
         """
         self.model.train()
+        # None and not zeros: an optimizer passes over a parameter without a gradient, but decays one whose gradient is 0.
         self.optimizer.zero_grad(set_to_none=True)
+        # Forward moves running statistics before anybody knows that the loss is not finite.
         buffers = [buffer.clone() for buffer in self.model.buffers()] if self.plan.on_nonfinite == "skip" else []
         loss_sum, count = self.accumulate(batch, loaded)
         values = self.reduced(count)
+        # What is reduced has the same bits on all ranks: they decide alike without asking each other.
         if not are_finite([self._alarm(), *values]):
             return self._left_out(loss_sum, count, buffers)
         if self.plan.clip_norm is not None:
@@ -121,7 +127,9 @@ class Trainer:
 
     def accumulate(self, batch: Sequence[int], loaded: list[tuple[int, Any]]) -> tuple[float, float]:
         """Run forward and backward over this rank's pieces, the last of which reduces; return sum and number of losses."""
+        # The optimizer does not know it, and so does not clear it.
         self.loss_module.alarm.grad = None
+        # A rank without samples takes part in the reduction too, or the others would wait for it for ever.
         parts = loaded or [(0, None)]
         losses: list[tuple[Tensor, int]] = []
         counts: list[float | Tensor] = []
@@ -134,6 +142,7 @@ class Trainer:
                 self.backward(loss, items, size, len(batch))
             losses.append((loss.detach(), 1 if items is not None else size))
             counts.append(size if items is None else items.detach())
+        # float() waits for the device: only when all pieces have been sent there.
         return sum(float(loss) * number for loss, number in losses), sum(float(count) for count in counts)
 
     def backward(self, loss: Tensor, items: Tensor | None, size: int, global_size: int) -> None:
@@ -156,6 +165,7 @@ class Trainer:
             if self.seat.world_size > 1:
                 dist.all_reduce(total)
             self.num_items = float(total)
+            # No item on any rank has no mean: NaN makes the step one to refuse.
             scale_(values, self.seat.world_size / self.num_items if self.num_items else math.nan)
         return values
 
