@@ -21,6 +21,7 @@ def find_checkpoint(path: Path) -> Path:
     """
     file = RunDir(path).checkpoint if path.is_dir() else path
     if not file.exists():
+        # Easily typed by mistake: a sweep's folder, which holds those of its jobs.
         inside = sorted(path.glob(f"*/{file.name}")) if path.is_dir() else []
         hint = f" Did you mean resume={inside[0].parent}?" if inside else " checkpoint_every=N writes some."
         raise ConfigError(f"resume={path}: there is no checkpoint there.{hint}")
@@ -58,6 +59,7 @@ def find_weights(source: Path) -> Path:
             return source
         raise ConfigError(f"weights={source}: there is no such file.")
     run = RunDir(source)
+    # A job that was ended before it left its weights may have left a checkpoint.
     found = [file for file in (run.weights, run.weights.with_suffix(".pt"), run.checkpoint) if file.is_file()]
     if not found:
         inside = sorted(chain(source.glob(f"*/{run.weights.name}"), source.glob(f"*/{run.checkpoint.name}")))

@@ -70,12 +70,14 @@ class RankEnvironment:
         rank, world_size = int(env["RANK"]), int(env["WORLD_SIZE"])
         if not 0 <= rank < world_size:
             raise ValueError(f"RANK={rank} does not lie in 0 <= RANK < WORLD_SIZE={world_size}")
+        # Ranks that are started by hand, on one machine, may have no more than those two.
         return cls(rank, int(env.get("LOCAL_RANK", rank)), world_size, int(env.get("LOCAL_WORLD_SIZE", world_size)))
 
     @classmethod
     def _from_slurm(cls, env: Mapping[str, str]) -> RankEnvironment:
         world_size = int(env.get("SLURM_STEP_NUM_TASKS", env.get("SLURM_NTASKS", "1")))
         counts = _counts(env.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))
+        # Where Slurm gives no list, its one count stands for every machine.
         local_world_size = counts[min(int(env.get("SLURM_NODEID", "0")), len(counts) - 1)]
         return cls(int(env["SLURM_PROCID"]), int(env.get("SLURM_LOCALID", "0")), world_size, local_world_size)
 
@@ -96,6 +98,7 @@ class RankEnvironment:
             "LOCAL_RANK": str(self.local_rank),
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            # torch's name for the number of a machine.
             "GROUP_RANK": str(self.rank // max(1, self.local_world_size)),
         }
 
@@ -110,7 +113,9 @@ def slurm_rendezvous(environ: Mapping[str, str]) -> tuple[str, int] | None:
     if not nodes or not job.isdigit():
         return None
     step = environ.get("SLURM_STEP_ID", "0")
+    # Times 31, or step 1 of a job would share a port with step 0 of the next one.
     port = 15000 + (int(job) * 31 + (int(step) if step.isdigit() else 0)) % 15000
+    # A machine's own name may not resolve, and loopback needs none.
     if environ.get("SLURM_STEP_NUM_NODES") == "1":
         return "127.0.0.1", port
     # node[07-09,12],other3: the first machine is node07.
@@ -135,11 +140,14 @@ def common_environment(environ: Mapping[str, str], plan: RunPlan, run_dir: Path)
     Args:
         environ: Of the parent; left as it is. The plan's thread count and settings win over it.
     """
+    # In this order: what the job itself sets is no leftover, whatever its name.
     env = without_stale(environ) | dict(plan.settings)
+    # Before a rank exists: the libraries read these once, when they are loaded.
     env |= {name: str(plan.threads) for name in THREAD_VARIABLES}
     if plan.devices:
         # LOCAL_RANK then counts these devices, as it does everywhere else.
         env["XPU_VISIBLE_DEVICES" if plan.device == "xpu" else "CUDA_VISIBLE_DEVICES"] = ",".join(plan.devices)
+    # Else sets of texts have another order in each rank, and so has all that goes through one.
     if env.get("PYTHONHASHSEED", "random") == "random":
         env["PYTHONHASHSEED"] = "0"
     env["PYTHONPATH"] = import_path(env)
@@ -172,6 +180,7 @@ def require_loopback() -> None:
         with socket.socket() as server, socket.socket() as client:
             server.bind(("127.0.0.1", 0))
             server.listen(1)
+            # A firewall may drop what is sent, without a word.
             client.settimeout(5)
             # Where the interface is down, binding works and connecting does not.
             client.connect(server.getsockname())
@@ -192,6 +201,7 @@ def wanted_threads(environ: Mapping[str, str], asked: int | str, cores: int, loc
         if int(asked) > MOST_THREADS:
             raise ConfigError(Problem("{threads}={asked} must be at most {most}.", asked=asked, most=MOST_THREADS))
         return int(asked)
+    # OpenMP takes a list too, a number for each level of nesting.
     from_user = environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if from_user.isdigit() and int(from_user) > 0:
         return int(from_user)
@@ -201,6 +211,7 @@ def wanted_threads(environ: Mapping[str, str], asked: int | str, cores: int, loc
 def usable_cores() -> int:
     """Return how many cores this process may use: its affinity, or its cgroup's quota where that is less; at least 1."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # A container's quota limits time and not cores, so that the affinity does not show it.
     return max(1, min(affinity, math.ceil(cgroup_quota() or affinity)))
 
 
@@ -211,10 +222,12 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/
 
 
 def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
+    # The roots in any case: inside a container, the path below may be one of the host's, which is not there.
     folders = [root, root / "cpu"]
     lines = membership.read_text().splitlines() if membership.exists() else []
     for line in lines:
         _, controllers, path = line.split(":", 2)
+        # Version 1 has a tree for each controller; the line of version 2, which has one tree, names none.
         base = root if controllers == "" else root / "cpu"
         if controllers == "" or "cpu" in controllers.split(","):
             inside = base / path.lstrip("/")
@@ -230,6 +243,7 @@ def _quota_of(folder: Path) -> float | None:
             quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
     except (OSError, ValueError):
         return None
+    # Where there is no limit, version 2 says max, and version 1 says -1.
     return int(quota) / int(period) if quota.isdigit() and int(period) else None
 
 

@@ -77,6 +77,7 @@ _TABLE = (
 FAULTS: Mapping[str, Fault] = {fault.name: fault for fault in _TABLE}
 
 
+# A protocol, because the plan's own module imports this one.
 class Settings(Protocol):
     """What of a training's plan decides whether a fault can be injected."""
 
@@ -100,6 +101,7 @@ def problems(plan: Settings, nprocs: int) -> list[str]:
     if name is None:
         return []
     if name not in FAULTS:
+        # 0.4, where 0.6 is usual: the names are long, and remembered in part.
         close = difflib.get_close_matches(name, FAULTS, 1, 0.4)
         hint = f"did you mean fault={close[0]}?" if close else "python run.py --help lists them."
         return [f"fault={name} is unknown; {hint}"]
@@ -145,6 +147,7 @@ def _is_size(fault: Fault, size: float) -> bool:
     if fault.unit == "relative":
         return size > 0
     if fault.unit == "bit":
+        # float64 is the widest type that is trained, and has 64 bits.
         return size == int(size) and 0 <= size < 64
     return size == int(size) and size >= 1
 

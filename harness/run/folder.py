@@ -28,6 +28,7 @@ class RunDir:
     """The files of one run. Whole files are written aside and renamed; only ``rank-N.jsonl`` and ``rank-N.log`` grow."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        # Absolute, as the process may change its folder; links stay, so that it is shown as it was typed.
         self.path = Path(path).absolute()
 
     def __repr__(self) -> str:
@@ -181,6 +182,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open("rb") as file:
         for line in file:
+            # What lacks its end is being written just now, or was cut off by a kill.
             if line.endswith(b"\n"):
                 yield from_json_text(line)
 
@@ -199,6 +201,7 @@ def has_end(path: Path) -> bool:
         # Enough for the last line, which holds a failure's texts and a returned value, of a file that may be large.
         file.seek(max(0, path.stat().st_size - 1_000_000))
         *_, last = [b"", *file.read().splitlines()]
+    # As the recorder writes it, with the kind first: the line may be long, and is not parsed for this.
     return last.startswith(b'{"event": "end"')
 
 
@@ -209,6 +212,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     try:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)
         aside.replace(path)
+    # Ctrl-C included: the part that was written is of use to nobody.
     except BaseException:
         aside.unlink(missing_ok=True)
         raise

@@ -39,6 +39,7 @@ def alone_in(folder: Path, setting: str = "hydra.sweep.dir") -> Iterator[None]:
     path = folder / ".lock"
     with path.open("w") as file:
         try:
+            # The kernel gives a lock up with its process, however that ends; a file that names one outlives a kill.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise HarnessError(

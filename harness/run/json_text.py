@@ -20,6 +20,8 @@ _ANY_WORD = re.compile(rf'"{_WORD.pattern}"')
 
 @cache
 def _strict(indent: int | None) -> json.JSONEncoder:
+    # Left to itself, Python writes a bare NaN, which is no JSON. One encoder serves all records:
+    # json.dumps() makes another for each call that is not a plain one.
     return json.JSONEncoder(indent=indent, allow_nan=False)
 
 
@@ -28,6 +30,7 @@ def json_text(content: Any, indent: int | None = None) -> str:
     encode = _strict(indent).encode
     try:
         text = encode(content)
+    # A number that JSON lacks. To walk through all content first would take longer than to encode it.
     except ValueError:
         return encode(_in_words(content))
     # Few records hold such a number or word, and a step is recorded within the time of the next one.

@@ -25,6 +25,7 @@ class LaunchSettings:
         None,
         "seconds of silence after which ranks count as hung; null: wait for ever",
         path="launcher.timeout_s",
+        # A sweep may run with nobody there to see it hang; spawn() and the launch command wait for ever.
         schema=600.0,
         above=0,
         at_most=MOST_SECONDS,
@@ -32,6 +33,7 @@ class LaunchSettings:
     )
     grace_s: float = setting(1.0, "seconds from SIGTERM to SIGKILL", path="launcher.grace_s", at_least=0, at_most=MOST_SECONDS)
     backend: str = setting("auto", path="backend.name", schema=MISSING)
+    # Hydra takes [4,5] for a list, 4 for a number and '4,5' for a text.
     devices: Any = setting(
         None,
         "absolute ids with commas between, as in CUDA_VISIBLE_DEVICES; null: the first visible ones",

@@ -30,6 +30,7 @@ def machine_facts() -> dict[str, str]:
 
 def _cpu(path: Path) -> str:
     line = re.search(r"^model name\s*:\s*(.+)$", path.read_text(), re.MULTILINE) if path.exists() else None
+    # On ARM, Linux names no model here.
     return line.group(1).strip() if line else platform.processor() or platform.machine()
 
 

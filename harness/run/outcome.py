@@ -40,6 +40,7 @@ class End:
         """True for a rank that failed by itself."""
         if self.result.status == "raised" or self.result.code != 0:
             return True
+        # Even sys.exit(0): a plan that promises steps is not done before the last of them.
         if self.num_steps is not None and self.result.status == "exit":
             return True
         return not self.stopped and self.result.status == "unfinished" and self.returncode is not None
@@ -48,6 +49,7 @@ class End:
     def t(self) -> float:
         """When it failed: as it recorded itself, else when its process was seen to have ended."""
         raised = self.result.failure.t if self.result.failure is not None else None
+        # A process is seen to have ended some time after it has; what it recorded itself is nearer.
         return min((t for t in (raised, self.result.t_end, self.ended) if t is not None), default=0.0)
 
     @property
@@ -103,6 +105,7 @@ def judge(ends: Sequence[End], logs: Sequence[str], marks: dict[str, float]) -> 
         message=f"{describe(first, others)} {describe_others(first, others)}".rstrip(),
         failed_rank=first.rank,
         consequences=consequences,
+        # Never 0: a rank that left early did so with that status, and the run has failed.
         exit_code=None if killed else first.result.code or (code if code is not None and code > 0 else 1),
         signal=-code if code is not None and killed else None,
         marks=marks,
@@ -162,6 +165,7 @@ def _describe_failure(who: str, failure: Failure) -> str:
 
 def describe_others(first: End, others: Sequence[End]) -> str:
     """Return what became of the other ranks, a sentence for each kind of end, with a space after each."""
+    # A server's death takes all of its ranks along, and a mistake is the same in each: a list adds nothing.
     if first.server is not None or (first.result.failure is not None and first.result.failure.mistake):
         return ""
     failed = [end for end in others if end.has_failed]
@@ -207,6 +211,7 @@ def signal_name(number: int) -> str:
 def _at_step(result: RankResult) -> str:
     if not result.steps:
         return " at step 0" if "DDP built" in result.marks else ""
+    # A step is recorded when it has ended, so the rank fell in the one after it.
     return f" at step {result.steps[-1].step + 1}"
 
 
@@ -214,6 +219,7 @@ def _after_step(end: End) -> str:
     """Return how far a rank had come with the steps that its plan promises, if it promises any."""
     if end.num_steps is None:
         return _at_step(end.result)
+    # Where the data alone tell how many, the rank has recorded it.
     total = end.num_steps or end.result.facts.get("num_steps", 0)
     of_total = f" of {total}" if total else ""
     return f" after step {end.result.steps[-1].step + 1}{of_total}" if end.result.steps else f" before step 1{of_total}"

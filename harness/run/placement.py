@@ -12,6 +12,7 @@ from harness.run.plan import BACKENDS
 
 Probe = Callable[[], "Machine"]
 
+# NVIDIA, any GPU with a render node, Ascend, Kunlun, the kernel's own class for accelerators, AMD's ROCm.
 _ACCELERATOR_FILES = tuple(
     f"/dev/{name}" for name in ("nvidia[0-9]*", "dri/renderD*", "davinci[0-9]*", "xpu[0-9]*", "accel*", "kfd")
 )
@@ -68,6 +69,7 @@ def place(backend: str, nprocs: int, devices: str | None, cores: int, environ: M
         sentence = "{backend}={name} is unknown. Backends are {known}; usable here: {usable}."
         usable = listed_usable(probe(), environ)
         raise BackendUnavailable(Problem(sentence, name=backend, known=", ".join(BACKENDS), usable=usable))
+    # With a list of devices torch is asked all the same: whoever gives one counts on there being some.
     if backend == "gloo" or (backend == "auto" and not devices and not may_have_accelerator()):
         return _on_cpu(backend, nprocs, devices, cores)
     machine = probe()
@@ -78,6 +80,7 @@ def place(backend: str, nprocs: int, devices: str | None, cores: int, environ: M
     visible = visible_ids(kind, machine.devices.get(kind, 0), environ)
     chosen = _choose_devices(devices, nprocs, visible, kind)
     count = len(chosen) if nprocs == -1 else nprocs
+    # bkcl's group may be for the CPU as well: there, ranks share out cores, as with gloo.
     if kind == "cpu":
         return Placement(name, reason, kind, cores if nprocs == -1 else nprocs)
     if count > len(chosen) or count == 0:
@@ -148,6 +151,7 @@ def visible_ids(kind: str, count: int, environ: Mapping[str, str]) -> list[str]:
     variable = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "XPU_VISIBLE_DEVICES"}.get(kind)
     # What a scheduler has left visible: ordinal N of this process is the Nth of these.
     named = [entry.strip() for entry in environ.get(variable or "", "").split(",") if entry.strip()]
+    # CUDA stops at the first id that it does not know, so that fewer may be visible than are named.
     return named[:count] if named else [str(number) for number in range(count)]
 
 
@@ -155,6 +159,7 @@ def _choose_devices(devices: str | None, nprocs: int, visible: Sequence[str], ki
     if not devices:
         return list(visible)
     ids = [entry.strip() for entry in str(devices).split(",") if entry.strip()]
+    # As texts: an id may be a UUID.
     absent = [entry for entry in ids if entry not in visible]
     if absent:
         seen = ", ".join(visible) or "none"
@@ -184,6 +189,7 @@ def may_have_accelerator() -> bool:
     # Asking torch costs an import of seconds, which a machine without any such file is spared.
     if any(glob.glob(pattern) for pattern in _ACCELERATOR_FILES):
         return True
+    # torch loads, when it is imported, what is announced here, and that may bring a device of its own.
     return bool(importlib.metadata.entry_points(group="torch.backends"))
 
 

@@ -100,6 +100,7 @@ class TrainPlan:
     epochs: int | None = setting(
         None, "passes over the data, in place of steps", at_least=1, at_most=MOST, or_null=", or null to count steps"
     )
+    # torch.manual_seed() takes 64 bits.
     seed: int = setting(0, "of parameters, order, dropout, augmentation", at_least=0, at_most=2**64 - 1)
     precision: str = setting("float32", "float32, float64, bfloat16 (autocast)", choices=PRECISIONS)
     num_workers: int = setting(0, "processes per rank that load data", at_least=0, at_most=1024)
@@ -147,6 +148,7 @@ class TrainPlan:
     def from_config(cls, config: Mapping[str, Any]) -> TrainPlan:
         """Return the plan of resolved settings, in which ``steps`` gives way to ``epochs``."""
         values = dict(config)
+        # steps has a default, so that whoever sets epochs alone has both.
         if values.get("epochs") is not None:
             values["steps"] = None
         return cls(**{**values, "ddp": Ddp(**values.get("ddp", {}))})
@@ -162,6 +164,7 @@ class TrainPlan:
         return [
             (not self.recipe.get("_target_"), "recipe has no _target_: name its class, as conf/recipe/mnist.yaml does."),
             (
+                # A size below 1 is told by its bounds.
                 1 <= size < nprocs,
                 f"global_batch_size={size} leaves {nprocs - size} of nprocs={nprocs} ranks without a sample in every step. "
                 f"Use global_batch_size={nprocs} or more, or nprocs={size}.",
@@ -176,6 +179,7 @@ class TrainPlan:
             ),
             (self.steps is None and self.epochs is None, "steps=null needs epochs: set steps=100 or epochs=1."),
             (
+                # A rank without any sample is told above.
                 self.grad_accumulation > 1 and size >= nprocs and size // nprocs < self.grad_accumulation,
                 f"grad_accumulation={self.grad_accumulation} cuts a rank's {size // nprocs} samples of a step "
                 f"(global_batch_size={size}, nprocs={nprocs}) into more pieces than there are. "
@@ -260,6 +264,7 @@ class RunPlan:
         """Return True where a training in this folder goes on from a checkpoint that its own then takes the place of."""
         if self.train is None or self.train.resume is None or not self.train.checkpoint_every:
             return False
+        # Resolved, as a link may lead to the same file.
         start = Path(self.cwd, self.train.resume).resolve()
         return start in (run.path.resolve(), run.checkpoint.resolve())
 
@@ -283,6 +288,7 @@ class RunPlan:
         if train and task["kind"] == "hydra":
             # As older records name the harness's own training.
             task |= {"kind": "train", "module": "harness.train", "name": "train", "attribute": "", "line": 0, "index": 0}
+        # JSON knows lists alone, and a plan that is read equals the one that was written.
         for name in ("devices", "sys_path", "argv"):
             data[name] = tuple(data[name])
         data["trial"] = Trial(**trial) if trial else None

@@ -131,6 +131,7 @@ class RankResult:
         lists: dict[str, list[Any]] = {"step": [], "evaluation": [], "scalar": [], "digest": [], "meter": []}
         for event in events:
             body = {key: value for key, value in event.items() if key != "event"}
+            # Kinds that are not here, as log, were for whoever watched the rank.
             match event["event"]:
                 case "start":
                     check_format(event, f"rank-{rank}.jsonl")
@@ -198,6 +199,7 @@ class RunResult:
     def losses(self) -> list[float]:
         """Return the loss of each step over all ranks: the sum of the sums by the sum of the counts."""
         steps = zip(*(rank.steps for rank in self.ranks), strict=False)
+        # Up to the shortest: ranks that were stopped have recorded different numbers of steps.
         return [ratio(sum(s.loss_sum for s in parts), sum(s.count for s in parts)) for parts in steps]
 
     def scalars(self) -> dict[str, dict[int, float]]:

@@ -22,8 +22,10 @@ from harness.run.json_text import json_text
 from harness.run.record import FORMAT, Evaluation, Failure, Step
 from harness.run.visible import visible
 
+# What gloo, NCCL and torch's store say when the other side is gone or silent.
 _COLLECTIVE = re.compile(r"Connection (closed|reset) by peer|gloo|NCCL|Timed out waiting|Socket Timeout|store", re.IGNORECASE)
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+# With a separator behind: a user's folder may have a name that begins like a library's.
 _NOT_USERS = tuple(os.path.realpath(path) + os.sep for path in [*_LIBRARIES, os.path.dirname(os.path.dirname(__file__))])
 
 
@@ -92,6 +94,7 @@ class Recorder:
         Raises:
             HarnessError: It cannot be written.
         """
+        # No file is read as None.
         if value is None:
             return
         try:
@@ -132,6 +135,7 @@ def failure_of(error: BaseException, cwd: str | None = None) -> Failure:
 
 def _first_cause(error: BaseException) -> str:
     """Return what an exception was raised from, first of all: a library's own words often hide which import failed."""
+    # Nothing in Python keeps a chain of causes from being a circle.
     first, seen = error, {id(error)}
     while first.__cause__ is not None and id(first.__cause__) not in seen:
         first = first.__cause__
@@ -149,6 +153,7 @@ def _traceback_of(error: BaseException) -> str:
 
 def _text_of(error: BaseException) -> str:
     try:
+        # This runs the __str__ of a user's class, which may raise as well.
         return _shortened(str(error), MESSAGE_LENGTH)
     except Exception as broken:
         return f"(its text cannot be had: {type(broken).__name__})"
@@ -156,6 +161,7 @@ def _text_of(error: BaseException) -> str:
 
 def _shortened(text: str, length: int) -> str:
     """Return text that can be shown, cut in the middle where it is very long."""
+    # Both ends are kept: of a traceback, how it was come to and what was raised.
     if len(text) > length:
         text = f"{text[: length // 2]}\n... ({len(text)} characters in all) ...\n{text[-length // 2 :]}"
     return visible(text)
@@ -197,12 +203,15 @@ def _shown(frame: traceback.FrameSummary, cwd: str) -> str:
 
 
 def _is_library(path: str) -> bool:
+    # <string> and the like are no files to open; a library may be reached by a link, as in an environment.
     return path.startswith("<") or os.path.realpath(path).startswith(_NOT_USERS)
 
 
 def _is_collective(error: BaseException) -> bool:
+    # An error of ours says so itself.
     if (known := getattr(error, "is_consequence", None)) is not None:
         return bool(known)
+    # DistBackendError and its kin, by name: there is no torch in here to ask.
     if type(error).__name__.startswith("Dist") and type(error).__module__.startswith("torch"):
         return True
     if not isinstance(error, RuntimeError):

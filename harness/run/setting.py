@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 MISSING = "???"
 """What Hydra takes for a value that has yet to be given."""
 
+# Of type Any, to be the default of a parameter of any type.
 _NONE_GIVEN: Any = dataclasses.MISSING
 
 
@@ -51,6 +52,7 @@ class Bound:
         )
 
     def _demand_of_number(self, value: Any) -> str:
+        # Python counts True as a number.
         if isinstance(value, bool) or not isinstance(value, int | float):
             return "must be a number"
         # Each comparison is written so that nan fails it.
@@ -83,6 +85,7 @@ def setting(
         bound: See :class:`Bound`.
     """
     metadata = {"text": text, "heading": heading, "path": path, "schema": schema, "bound": Bound(**bound) if bound else None}
+    # All instances would share one mutable default, so dataclasses refuse it.
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -115,8 +118,10 @@ class Setting:
 
 def settings_of(declaration: type) -> Iterator[Setting]:
     """Yield the settings among a dataclass's fields, in their order."""
+    # Where annotations are postponed, a field's own type is a text.
     types, heading = get_type_hints(declaration), ""
     for field in dataclasses.fields(declaration):
+        # A field that nobody types: the harness sets it.
         if "text" not in field.metadata:
             continue
         told = dict(field.metadata)

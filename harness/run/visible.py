@@ -35,6 +35,7 @@ def _visible(value: Any) -> Any:
     if isinstance(value, list | tuple):
         items = [_visible(inner) for inner in value]
         return value if _are_same(value, items) else type(value)(items)
+    # Steps hold numbers alone, and are the most of a record; is_dataclass() is true of a class itself too.
     if not dataclasses.is_dataclass(value) or isinstance(value, Step | type):
         return value
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -43,8 +44,10 @@ def _visible(value: Any) -> Any:
 
 
 def _are_same(before: Any, after: Any) -> bool:
+    # By identity, as nan differs from itself.
     return all(old is new for old, new in zip(before, after, strict=True))
 
 
 def _written_out(found: re.Match[str]) -> str:
+    # This encoding takes lone surrogates too, which UTF-8 refuses.
     return found.group().encode("unicode_escape").decode()
