@@ -74,6 +74,7 @@ def start_each(starts: Iterable[Callable[[], Process]]) -> list[Process]:
     try:
         for start in starts:
             started.append(start())
+    # A Ctrl-C between two starts as well: what is left would wait for ranks that never come.
     except BaseException:
         for process in started:
             process.kill()

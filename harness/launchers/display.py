@@ -43,6 +43,7 @@ class Display:
     def show(self, trap: SignalTrap, is_over: bool) -> bool:
         """Show what is new; True where that is all."""
         self._pour(trap)
+        # Not while events wait: lines that the console does not take stay in the log, and need no memory here.
         if not self._unshown and self._observer is not None and self._output is not None:
             lines = self._output.lines(to_the_end=is_over)
             self._unshown.extend(partial(self._observer.output, line) for line in lines)

@@ -33,6 +33,7 @@ def find_stranding(states: Sequence[RankState]) -> Stranding | None:
 def is_silent(states: Sequence[RankState], limit_s: float | None, now: float) -> bool:
     """Return True where every rank that is not done has been silent for longer than ``limit_s``."""
     silent = [state for state in states if not state.has_finished]
+    # All of them, because ranks that wait for one that still works are silent too.
     return limit_s is not None and bool(silent) and all(now - state.heard > limit_s for state in silent)
 
 
@@ -80,6 +81,7 @@ def log_of(run: RunDir, rank: int) -> str:
 
 
 def _failed(result: RunResult, message: str, rank: int, see: str) -> RunResult:
+    # The supervisor has stopped the ranks: what their own codes and signals say is its doing.
     return dataclasses.replace(
         result, status="failed", message=message, see=see, failed_rank=rank, exit_code=1, signal=None, consequences=()
     )

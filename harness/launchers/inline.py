@@ -88,6 +88,7 @@ def _as_rank(environment: Mapping[str, str], threads: int) -> Iterator[None]:
     os.environ.clear()
     os.environ.update(rank_environment(environment, 0, 1))
     torch = sys.modules.get("torch")
+    # Where the rank is the first to import torch, there is no count to go back to.
     threads_before = torch.get_num_threads() if torch is not None else 0
     withdraw = set_threads(threads)
     untie = children_die_with_this_process()
@@ -145,6 +146,7 @@ class _Tee:
         """Write to the first stream alone from now on: whoever took this one for it, such as a log handler, still has it."""
         self._log = None
 
+    # Debuggers and progress bars ask for more than these: isatty(), fileno(), encoding.
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 

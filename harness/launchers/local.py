@@ -52,6 +52,7 @@ class OwnProcess(LocalProcess):
         pass_fds: Sequence[int] = (),
     ) -> None:
         self.rank = rank
+        # Appended to: ranks share this log until each has one of its own.
         with log.open("ab") as output:
             self._child = self._open(command, environment, cwd, output, pass_fds)
         self.pid = self._child.pid
@@ -110,6 +111,7 @@ def idle_threads() -> int:
     return sum(thread.name.startswith(_STARTING) for thread in threading.enumerate())
 
 
+# A fork copies no other thread: a copy of the executor would never run anything.
 os.register_at_fork(after_in_child=_lasting_thread.cache_clear)
 
 

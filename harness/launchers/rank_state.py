@@ -51,6 +51,7 @@ class RankState:
     has_left: bool = False
     is_joining: bool = False
     has_joined: bool = False
+    # From the beginning, so that a rank which never says anything is found to be silent.
     heard: float = field(default_factory=time.monotonic)
     printed: int = 0
     is_stopped: bool = False

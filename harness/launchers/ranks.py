@@ -80,6 +80,7 @@ class Ranks:
                 self.codes[process] = code
                 if process.rank is not None:
                     self.states[process.rank].ending = Ending(code, time.monotonic(), process.server)
+        # While the agent may start the ranks again, no ending is known to be the last.
         if self._has_agent and (self.decides or not self.running):
             self._read_workers()
 
@@ -133,11 +134,13 @@ class Ranks:
         if not self.running:
             return []
         for state in self.states:
+            # Noted before a signal is sent: how these end from now on is a consequence.
             state.is_stopped = state.is_stopped or not (state.has_finished or state.ending)
         for process in self.running:
             process.signal(signal.SIGTERM)
         if self._await(grace_s, until=is_pressed):
             return []
+        # A rank without a number never ran code of ours, and has ignored nothing.
         stubborn = [state.rank for state in self.states if state.pid is not None and state.ending is None]
         self.kill()
         return stubborn
@@ -146,6 +149,7 @@ class Ranks:
         """End every process that runs, at once."""
         for process in self.running:
             process.kill()
+        # With an end: a process that sleeps in a driver, uninterruptibly, outlasts even SIGKILL.
         self._await(5.0)
 
     def _await(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:

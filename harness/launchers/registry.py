@@ -106,6 +106,7 @@ def close_all() -> None:
 
 def _close_at_exit() -> None:
     """End what launchers keep alive, whatever a second Ctrl-C says meanwhile: this process ends in any case."""
+    # Python lets the main thread alone set a handler.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     close_all()

@@ -46,8 +46,10 @@ class Server:
         self._buffer = b""
         self._ranks: set[int] = set()
         self._wake, wake = os.pipe()
+        # Python insists: a pipe that is full must not hold up a signal.
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
+        # A handler that does nothing, as without one the signal would not reach Python, and write no byte.
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def serve(self) -> None:
@@ -65,6 +67,7 @@ class Server:
                             return
                     elif key.fileobj == self._wake:
                         os.read(self._wake, 4096)
+                        # Every rank that has ended: one signal may stand for several.
                         self._reap()
 
     def end_ranks(self) -> None:

@@ -47,6 +47,7 @@ class SignalTrap:
         self.is_pressing = False
 
     def __enter__(self) -> SignalTrap:
+        # Python lets the main thread alone set handlers: a run in another thread hears of no signal.
         if threading.current_thread() is threading.main_thread():
             self._pipe = os.pipe()
             for number in ENDING:
@@ -70,9 +71,11 @@ class SignalTrap:
             os.close(descriptor)
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
+        # By the first one the program ends, whatever comes after.
         self._caught = self._caught or number
         self.is_pressing = True
         if self._pipe is not None:
+            # Wakes the selector, which Python would otherwise go back to after the handler.
             os.write(self._pipe[1], b"!")
         if self._raises_at_once:
             # Interrupted at any place, DataLoader may wait in vain for workers that it has not asked to end. Of their end it

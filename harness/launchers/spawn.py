@@ -48,6 +48,7 @@ class WarmServer:
         self.exit_code: int | None = None
         # Threads of this process may each have a run whose ranks come from here.
         self._lock = threading.RLock()
+        # No pipe: nobody reads what the server prints, and one that is full would block it.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._channel, servers_end = map(_above_standard, socket.socketpair())
         with servers_end:
@@ -105,6 +106,7 @@ class WarmServer:
             return False
         try:
             received = self._channel.recv(1 << 16)
+        # So ends a socket whose other side has died with a request unread.
         except ConnectionResetError:
             received = b""
         if not received:
@@ -145,6 +147,7 @@ class WarmServer:
     def _next_answer(self) -> dict[str, Any]:
         while not self._answers:
             raise_if_interrupted()
+            # For a moment at a time: the handler of a signal only takes note of it, and Python goes back to the wait.
             self.hear(0.1)
         return self._answers.pop(0)
 
@@ -233,6 +236,7 @@ def _become(path: str, environment: Mapping[str, str], parent: int) -> None:
         os.setsid()
         for number in ENDING:
             signal.signal(number, signal.SIG_DFL)
+        # Only now: a signal that has waited meets the default, which ends the rank, and no handler of the parent's.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         os.environ.clear()
         os.environ.update(environment, **{PARENT: str(parent)})

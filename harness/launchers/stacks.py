@@ -18,6 +18,7 @@ def absent_ranks(stacks: Sequence[str], results: Sequence[RankResult]) -> list[i
     waiting = re.compile(r"torch/(distributed|autograd)/|\bbarrier\b|\b_await_port\b|\bkeep_store\b")
     absent = []
     for result, text in zip(results, stacks, strict=True):
+        # The last part: faulthandler begins with the youngest thread, and the main one is the oldest.
         main_thread = text.rpartition("(most recent call first):")[2].strip().splitlines()
         # Of three frames, because what waits may be C code in a file whose name does not tell.
         if result.status == "unfinished" and not waiting.search(" ".join(main_thread[:3])):

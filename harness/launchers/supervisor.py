@@ -56,6 +56,7 @@ class Supervisor:
         """
         with SignalTrap() as trap:
             try:
+                # Else this is another look, after a timeout: the ranks run already.
                 if not self._ranks.processes:
                     self._start(start)
                 is_over = self._until_end(trap, timeout)
@@ -157,6 +158,7 @@ class Supervisor:
 
     def _has_fallen(self, now: float) -> bool:
         """Return True where a rank has failed, and what may be a consequence has waited long enough for its cause."""
+        # What follows reads every rank's records: not at each tick, only once a rank has ended.
         if not self._ranks.decides or not any(state.ending or state.has_finished for state in self._ranks.states):
             return False
         ends = self._ranks.ends()
@@ -205,6 +207,7 @@ class Supervisor:
             result = failure.judge_absence(result, self._run, self._absent)
         elif self._stranding is not None:
             result = failure.judge_stranding(result, self._run, self._stranding)
+        # An agent that was killed because it did not exit has not failed by itself.
         if result.status == "ok" and self._ranks.agent_failed and not self._was_torn_down:
             result = failure.judge_agent(result, self._run)
         if self.notes:

@@ -27,6 +27,7 @@ class Tail:
         with self._path.open("rb") as file:
             file.seek(self._offset)
             content = file.read()
+        # A line that is still being written is left for the next look.
         whole = content if to_the_end else content[: content.rfind(b"\n") + 1]
         self._offset += len(whole)
         # Not splitlines(): a progress bar's carriage returns belong to its line.

@@ -62,6 +62,8 @@ class TempDir:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_root()))
         (self.path / "processes").mkdir()
         try:
+            # In a session of its own, where no Ctrl-C reaches it; in /, so that it keeps no folder of the user's busy; and
+            # with the system's own PATH behind the user's, which may lack rm and sleep.
             self._sweeper = subprocess.Popen(
                 ["/bin/sh", "-c", _SWEEP, "sh", str(self.path), str(os.getpid())],
                 stdin=subprocess.PIPE,

@@ -23,6 +23,7 @@ class TorchrunLauncher:
         options = [f"--nproc-per-node={plan.nprocs}", f"--max-restarts={plan.max_restarts}", f"--log-dir={folder}"]
         options += self.rendezvous or _file_rendezvous(folder)
         rank = module_command("harness.launchers.torchrun_worker", str(run.path))
+        # --no-python: torch would start a script without the flags that module_command() has put there.
         command = module_command("harness.launchers.torchrun_agent", *options, "--no-python", *rank)
         if not self.rendezvous:
             # Its ranks have our store; one of its own would listen on every interface.

@@ -17,6 +17,7 @@ def main(arguments: list[str]) -> int:
     die_with_parent(int(os.environ[PARENT]))
     # Its workers inherit this, and die with it in turn.
     os.environ[PARENT] = str(os.getpid())
+    # Not at the top: this takes seconds, in which the parent may end.
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun

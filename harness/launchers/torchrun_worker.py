@@ -39,7 +39,9 @@ def main(path: str) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     code = _await_end(pid)
     who = RankEnvironment.read() or RankEnvironment()
+    # Before this process ends: by that the agent hears of it, and stops the other ranks.
     write_json(RunDir(path).ending(who.slot), {"code": code, "t": time.monotonic()})
+    # For a signal 128 and its number, as shells have it.
     os._exit(code if code >= 0 else 128 - code)
 
 

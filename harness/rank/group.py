@@ -24,6 +24,7 @@ from harness.run.folder import RunDir
 from harness.run.placement import Machine, may_have_accelerator, place
 from harness.run.plan import RunPlan
 
+# Torch's limit comes after the supervisor's, which names the rank that hangs; torch's error names those that waited.
 _AFTER_THE_SUPERVISOR = timedelta(seconds=30)
 _joined: list[ParallelEnv] = []
 
@@ -42,6 +43,7 @@ class ParallelEnv:
         if _group_exists():
             group = sys.modules["torch.distributed"]
             self._rank, self._world_size = int(group.get_rank()), int(group.get_world_size())
+        # Found when it is asked for, because that may take an import of torch.
         self._device_type: str | None = None
         self._host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         port = os.environ.get("MASTER_PORT", "")
@@ -121,6 +123,7 @@ def init_parallel_env(backend: str = "auto") -> ParallelEnv:
     who = _who()
     plan = _plan()
     name, device = _choose(backend, who or RankEnvironment(), plan)
+    # Without this, all ranks of a machine would work on its first device.
     _set_device(device, who or RankEnvironment())
     record = recorder()
     if record is not None:
@@ -129,6 +132,7 @@ def init_parallel_env(backend: str = "auto") -> ParallelEnv:
     _join(name, device, who, plan)
     if record is not None:
         record.event("joined")
+    # A rank of ours sees to this itself. In any other process gloo's threads would meet the interpreter's end.
     elif name == "gloo":
         atexit.register(_leave_group_for_good)
     env = ParallelEnv()
@@ -195,6 +199,7 @@ def _choose(backend: str, who: RankEnvironment, plan: RunPlan | None) -> tuple[s
     if plan is not None and plan.backend:
         if backend in ("auto", plan.backend):
             return plan.backend, plan.device
+        # What auto chose nobody has asked for: then the script decides.
         if not plan.backend_reason.startswith("auto"):
             contradiction = (
                 "init_parallel_env(backend={asked!r}) contradicts the launcher, which was asked for "
@@ -267,10 +272,12 @@ def _join(name: str, device: str, who: RankEnvironment | None, plan: RunPlan | N
     if plan is not None and plan.timeout_s is not None:
         options["timeout"] = timedelta(seconds=plan.timeout_s) + _AFTER_THE_SUPERVISOR
     if who is None or who.world_size == 1:
+        # In memory: a rank that is alone need not listen anywhere.
         options |= {"store": torch._C._distributed_c10d.HashStore(), "rank": 0, "world_size": 1}
     else:
         _require_rendezvous(who)
         options |= {"init_method": "env://", "rank": who.rank, "world_size": who.world_size}
+    # Given its device, NCCL connects at once: what keeps it from that is met here, not in the first step.
     if device == "cuda":
         options["device_id"] = torch.device("cuda", who.local_rank if who else 0)
     with joining(_is_one_machine(who)):
@@ -292,6 +299,7 @@ def _require_rendezvous(who: RankEnvironment) -> None:
             "ranks cannot meet. Start the script by python -m harness.launch, torchrun or srun."
         )
     host, port = rendezvous
+    # RANK and its kin too, which srun does not set: the script and its libraries may read them.
     os.environ.update({**who.variables(), "MASTER_PORT": str(port), "MASTER_ADDR": os.environ.get("MASTER_ADDR", host)})
 
 

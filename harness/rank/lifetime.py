@@ -28,6 +28,7 @@ def die_with_parent(parent: int) -> None:
     if _prctl is None:
         return
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # After the request: a parent that had ended before it would never send the signal.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -49,6 +50,7 @@ def children_die_with_this_process() -> Callable[[], None]:
     _tying.parent = os.getpid()
     if not _tying.is_hooked:
         os.register_at_fork(before=_tying.before_fork, after_in_child=_tying.after_fork)
+        # By multiprocessing's own hook: at that of os.fork(), current_process() is still the parent's.
         util.register_after_fork(_tying, _Tying.move_in)
         _tying.is_hooked = True
 
@@ -121,4 +123,5 @@ def used_by_multiprocessing(temp_dir: Path, outlives_it: bool = False) -> Iterat
         yield
     finally:
         _tying.temp_dir = None
+        # A tempdir of None is one that multiprocessing has yet to make.
         config.update(before)

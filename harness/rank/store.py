@@ -41,6 +41,7 @@ def offer_store(run: RunDir, who: RankEnvironment, wanted: int | None = None) ->
 
 def keep_store(run: RunDir, world_size: int) -> None:
     """Return when no other rank can need this rank's store any more: each has recorded its end, whichever."""
+    # A task that has not imported torch.distributed has served no store, and has nothing to wait for.
     while _kept and not all(has_end(run.records(rank)) for rank in range(1, world_size)):
         time.sleep(0.005)
 
@@ -62,9 +63,12 @@ def _own_store(run: RunDir, wanted: int | None) -> int:
     except OSError as error:
         listener.close()
         raise _cannot_listen(wanted, error) from None
+    # All ranks may connect before torch, which is still being imported, accepts one: the kernel holds them so long.
     listener.listen(1024)
     port = int(listener.getsockname()[1])
+    # Once it listens: whoever reads the port can connect at once.
     write_json(run.store, {"port": port, "attempt": _attempt()})
+    # Once torch has the socket, closing it here has no effect.
     _offers.extend([when_imported(_RENDEZVOUS, lambda: _serve(listener)), listener.close])
     return port
 
