@@ -28,6 +28,7 @@ def differences(plan_a: RunPlan, plan_b: RunPlan) -> dict[str, tuple[Any, Any]]:
     """
     a, b = _settings(plan_a), _settings(plan_b)
     pairs = {name: (a.get(name, NOT_SET), b.get(name, NOT_SET)) for name in dict.fromkeys((*a, *b))}
+    # By repr as well: NaN is unequal to itself, and two plans that both say NaN do not differ.
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1] and repr(pair[0]) != repr(pair[1])}
 
 

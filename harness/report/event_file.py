@@ -38,19 +38,23 @@ _TABLE = _crc_table()
 
 def masked_crc32c(data: bytes) -> int:
     """Return the checksum of ``data`` as event files hold it: CRC-32C, rotated, plus a constant."""
+    # CRC-32C begins with all bits set and ends with all turned round, so that leading and trailing zeros count.
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
     crc ^= 0xFFFFFFFF
+    # Masked, as the format asks: the checksum of data that holds its own checksum would be a weak one.
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def frame(message: bytes) -> bytes:
     """Return one record of an event file."""
     length = struct.pack("<Q", len(message))
+    # The length has a checksum of its own: a reader must trust it before it can find the end of the message.
     return length + struct.pack("<I", masked_crc32c(length)) + message + struct.pack("<I", masked_crc32c(message))
 
 
+# TensorBoard drops a value without a tensor, even where all that is to be said stands in its metadata.
 _NOTHING = TensorProto(dtype=DT_FLOAT, tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=0)]))
 
 
@@ -62,6 +66,7 @@ class EventFile:
         # The name must be new, as TensorBoard may have read another one of this folder already.
         seconds, rest = divmod(time.time_ns(), 10**9)
         self.path = folder / f"{PREFIX}{seconds:010d}.{socket.gethostname()}.{os.getpid()}.{rest}"
+        # By convention the first event of a file tells its version.
         start = Event(wall_time=wall_time, file_version="brain.Event:2", source_metadata=SourceMetadata(writer="harness"))
         self._append(start)
 
@@ -76,6 +81,7 @@ class EventFile:
 
     def picture(self, tag: str, png: bytes, size: tuple[int, int], wall_time: float) -> None:
         """Add a picture of ``size`` (width, height) pixels."""
+        # colorspace 4 is RGBA, as matplotlib writes its PNG files.
         image = Summary.Image(width=size[0], height=size[1], colorspace=4, encoded_image_string=png)
         self.summary([Summary.Value(tag=tag, image=image)], 0, wall_time)
 

@@ -82,4 +82,5 @@ def _speed(speed: PerformanceVerdict) -> dict[str, Any]:
 
 
 def _known(value: float) -> float | None:
+    # NaN is no JSON, and means here that nothing was measured.
     return None if math.isnan(value) else value

@@ -34,6 +34,7 @@ def sweep_junit(sweep: SweepReport) -> str:
         suite.append(_case(job, sweep))
     suites = ElementTree.Element("testsuites")
     suites.append(suite)
+    # People read it too, in the artifacts of a build.
     ElementTree.indent(suites)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"
 
@@ -42,6 +43,7 @@ def _case(job: JobReport, sweep: SweepReport) -> ElementTree.Element:
     wall_s = times.wall_s(job)
     seconds = {} if math.isnan(wall_s) else {"time": f"{wall_s:.3f}"}
     name = f"{job.plan.job} {tables.run_name(job, sweep.jobs)}"
+    # With the number, as build servers follow a test by its name from build to build, and two jobs may be called alike.
     case = ElementTree.Element("testcase", {"classname": "job", "name": name, **seconds})
     check = _red(job)
     # A red check that stopped the run is one failure, not an error beside it: build servers count a case once.

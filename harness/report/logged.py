@@ -19,5 +19,6 @@ class Logged:
 
     def before(self, end: float = math.inf) -> Iterator[tuple[int, dict[str, float]]]:
         """Yield, and forget, each step before ``end`` with name -> mean over the ranks that logged it."""
+        # sorted makes a list first, so that steps can be taken out on the way.
         for step in sorted(step for step in self._steps if step < end):
             yield step, {name: sum(values) / len(values) for name, values in self._steps.pop(step).items()}

@@ -38,6 +38,7 @@ def sweep_markdown(sweep: SweepReport) -> str:
     for check in failed_checks(sweep):
         parts += [f"## Job {check.job}: failed check", check.text]
     parts += _checks(sweep)
+    # By relative paths, so that the folder can be moved or be put into a repository as a whole.
     for picture in read_pictures(Path(sweep.folder)):
         parts += [f"## {picture.title}", f"![{_escaped(picture.alt)}]({picture.png.relative_to(sweep.folder)})"]
     parts += ["## Machine", "\n".join(f"- {name}: {_escaped(value)}" for name, value in sweep.machine.items())]
@@ -90,6 +91,7 @@ def _localised(check: Check) -> str:
         rows.append(("worst value", f"{check.quantity:.6g}"))
     if check.threshold is not None:
         rows.append(("may be at most", f"{check.threshold:.6g} ({check.origin})"))
+    # A table needs a head in Markdown; this one is left empty.
     lines = [f"| {_escaped(name)} | {_escaped(value)} |" for name, value in rows]
     return "\n".join(["| | |", "|---|---|", *lines, "", _escaped(explained(check))]).rstrip()
 
@@ -99,4 +101,5 @@ def _escaped(text: str) -> str:
     # The backslash is the first, as the others get one.
     for character in "\\|*_<>[]`#":
         text = text.replace(character, f"\\{character}" if character not in "<>" else {"<": "&lt;", ">": "&gt;"}[character])
+    # A line break would end the row of a table or the item of a list.
     return " ".join(text.split())

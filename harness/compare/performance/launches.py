@@ -12,6 +12,7 @@ from harness.errors import NotComparable
 
 Quantity = Literal["throughput", "start"]
 
+# Shares of the window. Pressure may be higher, as it counts the waiting of any task of the machine.
 RUN_DELAY_LIMIT = 0.05
 CPU_PRESSURE_LIMIT = 0.10
 OTHERS_LIMIT = 0.10
@@ -164,6 +165,7 @@ def contamination(launch: Launch) -> list[str]:
     """
     known = launch.others is not None and not launch.quiet
     reasons = [f"{wait} beside others on {launch.others:.2f} cores" for wait in waiting(launch)] if known else []
+    # These two need no witness: a quota or a disk holds up a launch whoever else is on the machine.
     if launch.throttled > 0:
         reasons.append(f"throttled {launch.throttled} times")
     if launch.major_faults > 0:
@@ -177,6 +179,7 @@ def waiting(launch: Launch) -> list[str]:
     share, switches = launch.delay_share, launch.involuntary_switches / max(1, len(launch.step_s))
     if share is not None and share > RUN_DELAY_LIMIT:
         reasons.append(f"run-delay {100 * share:.1f} %")
+    # Where run-delay is known it says how long ranks waited, and not only how often.
     if share is None and switches > SWITCHES_PER_STEP_LIMIT:
         reasons.append(f"{switches:.1f} involuntary context switches per step")
     if launch.cpu_pressure is not None and launch.cpu_pressure > CPU_PRESSURE_LIMIT:
@@ -204,6 +207,7 @@ CONDITIONS: Mapping[str, Callable[[Launch], object]] = {
     "threads": lambda launch: launch.threads,
     "machine": lambda launch: launch.machine,
     "global_batch_size": lambda launch: launch.samples_per_step,
+    # A median over more steps is steadier: arms of different lengths would differ in that alone.
     "steps": lambda launch: len(launch.step_s),
 }
 """What must be equal in all launches of a comparison, under the name that the user knows."""

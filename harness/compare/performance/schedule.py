@@ -38,6 +38,7 @@ def schedule(pairs: int, seed: int, arms: Sequence[str] = ("baseline", "candidat
     if pairs < 1 or len(set(arms)) != len(arms):
         raise ValueError(f"a comparison needs at least 1 pair and different arms, not {pairs} of {list(arms)}")
     forward = list(arms)
+    # A generator of its own: to draw from the common one would change what is drawn after it.
     random.Random(seed).shuffle(forward)
     turns: list[tuple[int | None, str]] = [(None, forward[0])] if pilot else []
     turns += [(pair, arm) for pair in range(pairs) for arm in (forward[::-1] if pair % 2 else forward)]
@@ -53,7 +54,9 @@ def repeats(slots: Sequence[Slot], launches: Sequence[Launch]) -> list[Slot]:
     """
     replaced = {slot.replaces for slot in slots if slot.replaces is not None}
     arms_of = _arms_by_pair(slots)
+    # A launch that failed left no numbers, so that its pair counts fewer clean ones than it has arms.
     clean = Counter(launch.pair for launch in launches if not contamination(launch))
+    # A repeat may be bad as well, and is then repeated itself until the extra pairs are used up.
     bad = [pair for pair, arms in arms_of.items() if pair not in replaced and clean[pair] < len(arms)]
     order = max((slot.order for slot in slots), default=-1) + 1
     again: list[Slot] = []

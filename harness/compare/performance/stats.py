@@ -113,6 +113,7 @@ def steadiness(values: Sequence[float]) -> Steadiness | None:
     quarter = len(values) // 4
     if quarter == 0:
         return None
+    # Medians, so that one slow step at either end is no drift.
     first, last = median(values[:quarter]), median(values[-quarter:])
     # 1e-12: a difference of exactly 10 % still passes, whichever way the division rounds.
     return Steadiness(first, last, max(first, last) <= min(first, last) * (1 + DRIFT_LIMIT + 1e-12))
@@ -171,6 +172,7 @@ def log_ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
     Raises:
         ValueError: The lengths differ, or a value is not positive and finite.
     """
+    # Chained, so that NaN is refused as well: it is not above 0.
     if any(not 0 < value < math.inf for value in (*first, *second)):
         raise ValueError("a ratio needs positive, finite values")
     return [math.log(b / a) for a, b in zip(first, second, strict=True)]
@@ -211,6 +213,7 @@ def equivalent(logs: Sequence[float], margin: float, level: float = 0.95) -> boo
     """
     if len(logs) < 2:
         return False
+    # The margin is symmetric in logarithms: 1 / (1 + m) is as far from 1 as 1 + m.
     bound = math.log1p(margin)
     interval = location_interval(logs, 2 * level - 1)
     return -bound < interval.low and interval.high < bound
@@ -221,6 +224,7 @@ def effective_sd(logs: Sequence[float], level: float = 0.95) -> float:
 
     Below 6 pairs it is the standard deviation itself; from 6 on, outliers count as little as they do in the interval.
     """
+    # From both widths, because their sum is what pairs_to_settle asks for.
     wide, narrow = (location_interval(logs, at) for at in (level, 2 * level - 1))
     return (wide.high - wide.low + narrow.high - narrow.low) / 2 / _settling_width(len(logs), level)
 
@@ -245,6 +249,7 @@ def pairs_to_settle(sd: float, margin: float, level: float = 0.95) -> int | None
     if margin <= 0:
         raise ValueError(f"a margin of {margin} cannot be settled: it must be above 0")
     low, high = 2, MOST_PAIRS
+    # The width only falls with the number of pairs: the largest number tells whether any will do, and halving finds the first.
     if sd * _settling_width(high, level) > math.log1p(margin):
         return None
     while low < high:
@@ -267,8 +272,10 @@ def upper_bound(k: int, n: int, level: float = 0.95) -> float:
     _require_counts(k, n)
     if k == n:
         return 1.0
+    # expm1 keeps the digits that 1 - (1 - level) ** (1 / n) would lose for a large n.
     if k == 0:
         return -math.expm1(math.log(1 - level) / n)
+    # Clopper and Pearson (1934): the bound is a quantile of Beta(k + 1, n - k).
     return beta_quantile(level, k + 1, n - k)
 
 

@@ -71,6 +71,7 @@ class PerformanceVerdict:
         """The verdict in the words of a table's cell, such as ``1.82x faster``."""
         if self.verdict == "equivalent":
             return within(self.margin)
+        # No pair could be looked at, which is something else than pairs that came to no claim.
         if self.untold and self.left_out == len(self.untold) and not self.pairs:
             return "cannot tell"
         if self.verdict == "inconclusive" or self.adjusted is None:

@@ -13,6 +13,7 @@ from harness.compare.performance.launches import Launch, Quantity, adjustable, t
 
 def times(value: float) -> str:
     """Return a ratio in about three digits."""
+    # 9.995 and not 10: 9.996 would be rounded to 10.00, which has a digit too many.
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
@@ -34,6 +35,7 @@ def _interval(logs: Sequence[float], verdict: Claim) -> str:
     interval = stats.paired_ratio(logs).interval
     if interval is None:
         return plural(len(logs), "pair")
+    # The reciprocal of an interval has its ends the other way round.
     low, high = sorted((as_told(interval.low, verdict), as_told(interval.high, verdict)))
     of = "" if verdict in ("faster", "slower") else "of the time ratio "
     return f"95 % interval {of}{times(low)} to {times(high)}, {plural(len(logs), 'pair')}"
@@ -102,6 +104,7 @@ def _own_spreads(both: Sequence[Launch], quantity: Quantity) -> str:
         scale, unit = (1.0, "s") if centre >= 1 else (1000.0, "ms")
         width = "" if math.isnan(around) else f" +- {around * scale:.2f}"
         parts.append(f"{launch.arm} {centre * scale:.2f}{width} {unit}")
+    # A pair holds the baseline first; a sentence begins with what is judged.
     return " against ".join(reversed(parts)) + "."
 
 
@@ -112,6 +115,7 @@ def _on_adjustment(evidence: PairEvidence) -> str:
     launches = [launch for both in evidence.clean for launch in both]
     if any(launch.delay_share is None for launch in launches):
         return "run-delay was not recorded in every launch: times are as measured."
+    # There is one: were all adjustable, times would be adjusted, and all would be said above.
     own = next(launch for launch in launches if not adjustable(launch))
     if own.quiet:
         why = f"had the cores to itself (others used {own.others:.2f} of them)"

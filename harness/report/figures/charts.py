@@ -21,6 +21,7 @@ from harness.report.sweep.sweep_report import JobReport, SweepReport
 
 MOST_ROWS = 40
 """A picture with a row per job shows so many of them; the table has all."""
+# More points than a picture this wide can tell apart would only make its SVG larger.
 MOST_POINTS = 400
 TIMELINE_JOBS = 6
 TIMELINE_STEPS = 25
@@ -48,6 +49,7 @@ def loss_curves(sweep: SweepReport) -> Drawing | None:
         return None
     made, (axes,) = figure(3.4 + 0.11 * min(len(jobs), MOST_LINES + 1))
     labelled = jobs[:MOST_LINES]
+    # The rest goes below the named ones and all in grey: more than so many colours nobody tells apart.
     for job in jobs[MOST_LINES:]:
         axes.plot(*_curve(job), color=GREY, linewidth=0.6, alpha=0.5)
     for number, job in enumerate(labelled):
@@ -59,6 +61,7 @@ def loss_curves(sweep: SweepReport) -> Drawing | None:
             [e.step for e in evaluations], [e.means()["loss"] for e in evaluations], "o", color=look["color"], markersize=5
         )
     if len(jobs) > MOST_LINES:
+        # A line without points, which is there for the legend alone.
         axes.plot([], [], color=GREY, label=f"{len(jobs) - MOST_LINES} other jobs")
     axes.set(xlabel="step", ylabel="loss, mean over the global batch", title="Loss (dots: evaluation)")
     made.legend(loc="outside lower center", ncols=2 if len(labelled) < 9 else 3)
@@ -97,6 +100,7 @@ def start_up(sweep: SweepReport) -> Drawing | None:
         title="Start-up: launcher plain + framework hatched",
         xlim=(0, 1.35 * max(sum(phase.seconds for phase in phases) for phases in stacks.values())),
     )
+    # By name, so that a phase that one launcher owns alone and another shares stands in the legend once.
     looks: dict[str, dict[str, Any]] = {
         name: {"facecolor": colour, "hatch": _hatch(owner)} for (name, owner), colour in colours.items()
     }
@@ -134,6 +138,7 @@ def _stack(axes: Axes, row: int, phases: Sequence[Phase], colours: Mapping[tuple
 
 
 def _hatch(owner: str) -> str:
+    # Hatched as well as coloured, for whoever cannot tell the colours apart, and for print.
     return "///" if owner == "framework" else ""
 
 
@@ -152,6 +157,7 @@ def step_times(sweep: SweepReport) -> Drawing | None:
     for row, job in enumerate(jobs):
         _distribution(axes[0], row, [seconds * factor for seconds in _launched_steps(job)])
     axes[0].set_yticks(range(len(jobs)), [f"{named(job, sweep)}{times.mark(job)}" for job in jobs])
+    # From high to low, so that the first job is the top row, as in the table.
     axes[0].set_ylim(len(jobs) - 0.4, -0.6)
     axes[0].grid(axis="y", visible=False)
     doubted = "\n!: disturbed, or too short to tell" if any(map(times.mark, jobs)) else ""
@@ -180,6 +186,7 @@ def _distribution(axes: Axes, row: int, seconds: Sequence[float]) -> None:
 
 def _stretch(axes: Axes, seconds: Sequence[float]) -> None:
     """Use a logarithmic scale where jobs differ too much for one that starts at 0; leave rare, far outliers outside."""
+    # One step that took a hundred times as long would else press all others into the left margin.
     low, high = stats.quantile(seconds, 0.02), stats.quantile(seconds, 0.98)
     if low > 0 and high / low > 20:
         axes.set_xscale("log")
@@ -195,6 +202,7 @@ def _ratios(axes: Axes, jobs: Sequence[JobReport]) -> None:
             words = "baseline" if job.baseline == job.plan.job else "not compared"
             axes.annotate(words, (1.0, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
             continue
+        # Verdicts are ratios of times; the picture is of speeds, so that further right is faster, and the ends change places.
         centre = 1 / speed.ratio
         if speed.interval is not None:
             axes.plot([1 / speed.interval.high, 1 / speed.interval.low], [row, row], color=ORANGE, linewidth=2.5)
@@ -204,6 +212,7 @@ def _ratios(axes: Axes, jobs: Sequence[JobReport]) -> None:
     remark = "hollow: one launch, no claim" if single else "95 % interval"
     axes.set(xlabel=f"times the baseline's speed\n({remark})", title="Speed")
     axes.grid(axis="y", visible=False)
+    # From 0, so that lengths can be compared by eye.
     axes.set_xlim(left=0)
     axes.margins(x=0.25)
 
@@ -219,6 +228,7 @@ def time_line(sweep: SweepReport) -> Drawing | None:
     rows: list[str] = []
     made, (axes,) = figure(1.4 + 0.26 * sum(job.plan.nprocs for job in jobs))
     for job in jobs:
+        # One origin for all ranks of a job: CLOCK_MONOTONIC is the same for all processes of a machine.
         begin = min(rank.steps[0].t - rank.steps[0].seconds for rank in job.result.ranks if rank.steps)
         for rank in job.result.ranks:
             _rank_row(axes, len(rows), job, rank.rank, begin)

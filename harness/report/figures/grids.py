@@ -38,6 +38,7 @@ def grid(name: str, title: str, rows: Grid, what: str) -> Drawing | None:
         return None
     shown = dict(list(rows.items())[:MOST_ROWS])
     columns = list(dict.fromkeys(column for cells in shown.values() for column in cells))
+    # As high as its rows, so that marks do not overlap, plus room for slanted labels and the legend.
     made, (axes,) = figure(2.3 + 0.26 * len(shown))
     _draw(axes, shown, columns)
     remark = f" (first {MOST_ROWS} of {len(rows)})" if len(rows) > MOST_ROWS else ""
@@ -55,6 +56,7 @@ def _draw(axes: Axes, rows: Grid, columns: Sequence[str]) -> None:
     axes.set_xticks(range(len(columns)), [shorten(column, 26) for column in columns], rotation=35, ha="right", fontsize=9)
     axes.set_yticks(range(len(rows)), [shorten(row) for row in rows])
     axes.set_xlim(-0.5, len(columns) - 0.5)
+    # From high to low, so that the first row is on top, as in the table.
     axes.set_ylim(len(rows) - 0.5, -0.5)
 
 

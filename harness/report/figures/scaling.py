@@ -48,6 +48,7 @@ def _series(jobs: Sequence[JobReport], kind: str) -> dict[str, Points]:
     groups: dict[tuple[tuple[str, str], ...], dict[int, list[JobReport]]] = {}
     for job in jobs:
         groups.setdefault(tuple(_line_of(job, kind).items()), {}).setdefault(job.plan.nprocs, []).append(job)
+    # A single number of ranks shows nothing of how jobs scale.
     lines = {key: by_ranks for key, by_ranks in groups.items() if len(by_ranks) > 1}
     drawn = {}
     for key, by_ranks in lines.items():
@@ -61,6 +62,7 @@ def _line_of(job: JobReport, kind: str) -> dict[str, str]:
     """Return the settings, as text, that the jobs of one line have in common."""
     train = job.plan.train
     assert train is not None
+    # What stays the same along a line is what names it: the global batch, or a rank's part of it.
     batch = train.global_batch_size if kind == "strong" else train.global_batch_size / job.plan.nprocs
     chosen = tables.settings(job)
     named = {"recipe": job.label.get("recipe", ""), "launcher": chosen["launcher"], "batch": f"{batch:g}"}
@@ -93,10 +95,12 @@ def _scaling_panel(axes: Axes, kind: str, series: Mapping[str, Points], sweep: S
         hollow = [oversubscribed(job, sweep.machine.get("cores", "")) for _, job in points.values()]
         crowded |= any(hollow)
         axes.plot(ranks, rates, **look, label=shorten(name, 60))
+        # The ideal starts from the line's own first point, as jobs of one rank need not be among them.
         axes.plot([ranks[0], ranks[-1]], [rates[0], rates[0] * ranks[-1] / ranks[0]], ":", color=colour, linewidth=1, alpha=0.8)
         for n, rate, is_hollow in zip(ranks, rates, hollow, strict=True):
             axes.plot([n], [rate], "o", color=colour, fillstyle="none" if is_hollow else "full", markersize=7)
     axes.set_xticks(sorted({n for points in series.values() for n in points}))
+    # From 0, so that twice as fast looks twice as high.
     axes.set_ylim(bottom=0)
     cores = sweep.machine.get("cores", "?")
     note = f"\n(hollow: oversubscribed, more ranks than\n{cores} cores, scaling not defined)" if crowded else ""

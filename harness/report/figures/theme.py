@@ -38,7 +38,9 @@ STYLE: Any = {
     "grid.linewidth": 0.5,
     "legend.frameon": False,
     "legend.fontsize": 9,
+    # Text stays text: it can be searched and read aloud, takes the page's font, and makes the file smaller.
     "svg.fonttype": "none",
+    # Fixed, so that the same sweep gives the same file again: ids are random else.
     "svg.hashsalt": "harness",
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
 }
@@ -61,6 +63,7 @@ class Drawing:
         path = folder / f"{self.name}.svg"
         with styled():
             self.figure.savefig(folder / f"{self.name}.png", metadata={"Title": self.title})
+            # After the PNG, which keeps its paper: in a dark page dark text on nothing would not be seen.
             self.figure.patch.set_alpha(0)
             self.figure.savefig(path, metadata={"Date": None, "Title": self.title})
         path.write_text(for_page(path.read_text(), self.name))
@@ -74,15 +77,18 @@ def styled() -> AbstractContextManager[None]:
 def for_page(svg: str, name: str) -> str:
     """Return an SVG to be put into an HTML page: in the page's text colour, as wide as its place, with ids of its own."""
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    # Pictures share one page, and matplotlib gives all of them the same ids, such as figure_1.
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r"url\(#", f"url(#{name}-", svg)
     svg = re.sub(r'xlink:href="#', f'xlink:href="#{name}-', svg)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    # Without a size of its own the picture takes that of its place, in the proportions of its viewBox.
     return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1), count=1)
 
 
 def figure(height: float, columns: int = 1, **grid: Any) -> tuple[Figure, list[Axes]]:
     """Return a figure of ``height`` inches, and its axes from left to right."""
+    # Not by pyplot, which would choose a window system and keep every figure in memory.
     made = Figure(figsize=(WIDTH, height), dpi=110, layout="constrained")
     axes = made.subplots(1, columns, squeeze=False, **grid)
     return made, list(axes[0])

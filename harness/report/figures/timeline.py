@@ -33,6 +33,7 @@ def start_up(job: JobReport) -> list[Phase]:
     ranks = [rank for rank in job.result.ranks if rank.steps]
     if not ranks or "called" not in job.result.marks:
         return []
+    # Training has begun only when the last rank is there: all others wait for it in the first reduction.
     last = max(ranks, key=lambda rank: rank.steps[0].t)
     parts = phases(marks_of(job, last))
     names = [phase.phase for phase in parts]
@@ -48,6 +49,7 @@ def typical_start_up(jobs: Sequence[JobReport]) -> list[Phase]:
 
 
 def _typical(name: str, start_ups: Sequence[dict[str, Phase]]) -> Phase:
+    # Left out, a phase that most launches lack would be as long as in those few that have it.
     seconds = stats.median([by_name[name].seconds if name in by_name else 0.0 for by_name in start_ups])
     example = next(by_name[name] for by_name in start_ups if name in by_name)
     return Phase(name, seconds, example.owner)
@@ -62,6 +64,7 @@ def server_wait(jobs: Sequence[JobReport]) -> tuple[int, float] | None:
     served = [job for job in jobs if is_served(job.plan.method, job.plan.start_method)]
     ready = [waited for job in served for _, result in job.trials if (waited := _until_started(result)) is not None]
     own = _until_started(served[0].result) if served else None
+    # The difference of two noisy times may come out below 0, and nobody waits less than not at all.
     return (served[0].plan.job, max(0.0, own - stats.median(ready))) if ready and own is not None else None
 
 
@@ -89,4 +92,5 @@ def thinned(count: int, most: int) -> list[int]:
     """Return at most ``most`` indices of ``count`` values, evenly spread, the first and the last among them."""
     if count <= most:
         return list(range(count))
+    # A set, as floor may come to one index twice.
     return sorted({math.floor(i * (count - 1) / (most - 1)) for i in range(most)})

@@ -31,6 +31,7 @@ def _compute_s(job: JobReport) -> list[list[float]]:
     warmup = job.plan.train.warmup_steps if job.plan.train else 0
     times = [[step.compute_s for step in rank.steps[warmup:] if step.compute_s] for rank in job.result.ranks]
     lengths = {len(each) for each in times}
+    # Steps are compared rank by rank: where one recorded fewer of them, they no longer stand side by side.
     return times if len(times) > 1 and len(lengths) == 1 and lengths != {0} else []
 
 
@@ -49,6 +50,7 @@ def exposed_share(job: JobReport) -> float | None:
 def overlap_share(job: JobReport) -> float | None:
     """Return the share of the reduction that the backward hides, of the rank whose reduction is the shortest."""
     reductions = [rank.facts["reduction"] for rank in job.result.ranks if rank.facts.get("reduction")]
+    # Waiting for a late rank counts as reduction on all but that one, so that the shortest is closest to the wire.
     least = min(reductions, key=lambda reduction: reduction["comm_s"], default={"comm_s": 0.0})
     return least["comm_overlap_s"] / least["comm_s"] if least["comm_s"] else None
 
@@ -80,6 +82,7 @@ def _more_than_its_share(slow: Straggler, times: Sequence[Sequence[float]]) -> b
     """Return whether the exact lower bound of the rank's share is above 1 / N; N ranks may each come out as the slowest."""
     ranks, steps = len(times), len(times[0])
     others = round((1 - slow.share) * steps)
+    # Bonferroni: each of the N ranks might have been the one, so that each may err with 1 / N of the probability.
     return steps >= FEWEST_STEPS and 1 - stats.upper_bound(others, steps, 1 - (1 - SURE) / ranks) > 1 / ranks
 
 
