@@ -54,7 +54,7 @@ def frame(message: bytes) -> bytes:
     return length + struct.pack("<I", masked_crc32c(length)) + message + struct.pack("<I", masked_crc32c(message))
 
 
-# TensorBoard drops a value without a tensor, even where all that is to be said stands in its metadata.
+# The smallest tensor there is, which TensorBoard's own HParams writes too where metadata say all.
 _NOTHING = TensorProto(dtype=DT_FLOAT, tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=0)]))
 
 

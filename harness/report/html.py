@@ -16,6 +16,7 @@ from harness.report.sweep.sweep_report import JobReport, SweepReport
 from harness.report.sweep.table import Table
 from harness.run.folder import write_whole
 
+# In the page itself, as a file that opens from disk, or from a mail, has nothing beside it.
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1d; --paper: #fff; --soft: #5b5f66; --line: #d5d8dd; --band: #f3f5f7;
         --good: #00577f; --bad: #b03a00; }
@@ -69,6 +70,7 @@ class Html:
 def sweep_html(sweep: SweepReport) -> str:
     """Return the report of a sweep as one HTML page."""
     pictures = read_pictures(Path(sweep.folder))
+    # All that comes from outside goes through escape(): a job may be called like a tag, and a traceback may hold one.
     name = sweep.name
     parts = [
         "<!doctype html>",
@@ -100,6 +102,7 @@ def table_html(table: Table) -> str:
         f'<tr class="{state}">{"".join(f"<td{side}>{_number(cell)}</td>" for cell, side in zip(row, sides, strict=True))}</tr>'
         for row, state in zip(table.rows, table.states, strict=True)
     ]
+    # A wide table scrolls in a frame of its own, so that the page does not: on a phone its text would move out of sight.
     frame = "wide long" if len(rows) > LONG else "wide"
     body = "\n".join(rows)
     # What scrolls in its own frame must be within reach of a keyboard.
@@ -143,6 +146,7 @@ def _failures(sweep: SweepReport) -> list[str]:
 def _failure(job: JobReport) -> str:
     account = f"<p><strong>Job {job.plan.job}:</strong> {escape(job.result.account)}</p>"
     fallen = [rank for rank in job.result.ranks if rank.rank == job.result.failed_rank and rank.failure is not None]
+    # The rank that fell first: the tracebacks of the others tell of the peer that they lost.
     traces = [escape(rank.failure.traceback) for rank in fallen if rank.failure is not None]
     return account + "".join(f"<details><summary>Traceback</summary><pre>{trace}</pre></details>" for trace in traces)
 
@@ -171,6 +175,7 @@ def _checks(sweep: SweepReport) -> list[str]:
 
 
 def _checks_table(table: ChecksTable) -> str:
+    # Without a script the browser folds it, and prints it as it stands: what is red must be open.
     opened = " open" if table.is_red else ""
     return f'<details class="checks"{opened}><summary>{escape(table.title)}</summary>{table_html(table.table)}</details>'
 

@@ -52,6 +52,7 @@ class Pictures:
         shutil.rmtree(folder, ignore_errors=True)
         if sum(job.plan.train is not None for job in sweep.jobs) < self._min_jobs and not sweep.faults:
             return
+        # Here and not above, so that a sweep without pictures does not pay for matplotlib.
         from harness.report.figures.charts import drawings
 
         drawn = drawings(sweep)
@@ -60,6 +61,7 @@ class Pictures:
         folder.mkdir(parents=True)
         for drawing in drawn:
             drawing.save(folder)
+        # Last: without an index there are no pictures, so that a drawing that failed half-way is shown by nobody.
         write_json(folder / "index.json", [{"name": d.name, "title": d.title, "alt": d.alt} for d in drawn])
 
 
@@ -68,6 +70,7 @@ def read_pictures(sweep: Path) -> list[Picture]:
     folder = sweep / FOLDER
     if not (folder / "index.json").exists():
         return []
+    # The folder may come from elsewhere, and titles stand in a terminal or a page.
     entries = visible(read_json(folder / "index.json"))
     pictures = [
         Picture(e["name"], e["title"], e["alt"], folder / f"{e['name']}.svg", folder / f"{e['name']}.png") for e in entries

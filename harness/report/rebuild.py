@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Of several sweeps the baseline may be one.
     held = [(folder, None if baseline is not None and _is_within(folder, baseline) else baseline) for folder in folders]
     states = [_hold(folder, other, asked.table_only) for folder, other in held]
+    # states is a list, so that every sweep was reported before one that is not well decides the status.
     return int(not all(states))
 
 
@@ -54,6 +55,7 @@ def _hold(folder: Path, baseline: SweepReport | None, table_only: bool) -> bool:
         report(sweep, table_only)
         if baseline is not None:
             _hold_against(baseline, sweep)
+    # Told and counted, not raised: another sweep's report does not depend on it.
     except HarnessError as error:
         print(visible(str(error)), file=sys.stderr)
         return False
@@ -76,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
 
 def report(sweep: SweepReport, table_only: bool = False) -> None:
     """Make all reports of one sweep, by the reporters that it was run with; the table is shown in any case."""
+    # By this name, so that it takes the place of a recorded one, and reports after the others.
     reporters = Reporters({**({} if table_only else recorded_reporters(Path(sweep.folder))), "terminal": Terminal()})
     try:
         reporters.report(sweep)
@@ -90,4 +93,5 @@ def report(sweep: SweepReport, table_only: bool = False) -> None:
 def _hold_against(baseline: SweepReport, sweep: SweepReport) -> None:
     comparison = against(baseline, sweep)
     print(f"\n{shown(sweep.folder)} against {shown(baseline.folder)}")
+    # A terminal of its own: that of the reporters has been closed, and may have been left out.
     Terminal().show(lambda short: against_table(comparison, short), comparison.notes)

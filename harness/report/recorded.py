@@ -56,6 +56,7 @@ def _made_again(name: str, node: Any, folder: Path) -> Any:
         ConfigError: It cannot be made, or must not be.
     """
     target = node.get("_target_") if isinstance(node, Mapping) else None
+    # Asked before the name is looked up anywhere.
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
         raise ConfigError(f"report.reporters.{name} is not made again: its _target_ is no name of a class.")
     for reason in (
@@ -72,6 +73,7 @@ def _made_again(name: str, node: Any, folder: Path) -> Any:
 def _foreign(package: str, folder: Path) -> Iterator[str]:
     if package in sys.stdlib_module_names:
         yield "is of Python's standard library, which has no reporters"
+    # Finding does not run the package, as importing would.
     spec = importlib.machinery.PathFinder.find_spec(package)
     places = [spec.origin, *(spec.submodule_search_locations or ())] if spec is not None else []
     if any(place and Path(place).resolve().is_relative_to(folder.resolve()) for place in places):
@@ -82,6 +84,7 @@ def _not_plain(value: Any) -> Iterator[str]:
     """Yield why arguments are no plain data."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
+            # _target_, _partial_, _args_ and the like: Hydra would call what they name.
             if str(key).startswith("_"):
                 yield f"has an argument with {key}, and arguments of a recorded reporter are plain data"
             yield from _not_plain(inner)
@@ -101,12 +104,14 @@ def _is_reporter(name: str, target: str) -> bool:
     from hydra.utils import get_object
 
     try:
+        # This runs the user's module, after all that can be asked of a name has been asked.
         kind = get_object(target)
     except Exception as error:  # a module of the user's may raise whatever it likes
         reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
         raise ConfigError(f"report.reporters.{name} is not made again: {target} cannot be imported ({reason}).") from error
     if not inspect.isclass(kind):
         raise ConfigError(f"report.reporters.{name} is not made again: {target} is no class, and only classes are.")
+    # Static: plain getattr would run a metaclass's or a descriptor's code.
     report = inspect.getattr_static(kind, "report", None)
     if report is None:
         return False

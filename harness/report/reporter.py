@@ -78,6 +78,7 @@ class Reporters:
         Raises:
             ConfigError: A ``_target_`` cannot be made.
         """
+        # Somebody else's app has no report group, and its user still wants to see how jobs end.
         if config is None:
             from harness.report.terminal import Terminal
 
@@ -123,10 +124,12 @@ class Reporters:
         self._tell("close")
 
     def _tell(self, method: str, *arguments: Any) -> None:
+        # A list, as one that fails is taken out on the way.
         for name in list(self._reporters):
             self._tell_one(name, method, arguments)
 
     def _tell_one(self, name: str, method: str, arguments: Sequence[Any]) -> None:
+        # By name and not by base class, so that a class of the user's needs no import of ours.
         told = getattr(self._reporters[name], method, None)
         if told is None:
             return
@@ -144,6 +147,7 @@ def make(name: str, node: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: Its ``_target_`` cannot be made.
     """
+    # Here, as only a process that makes reporters from a config needs Hydra.
     from hydra.errors import HydraException
     from hydra.utils import instantiate
 

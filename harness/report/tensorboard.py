@@ -59,12 +59,14 @@ class TensorBoard:
         """Lay out the charts, so that TensorBoard has them while the jobs run."""
         self._folder, self._jobs = Path(folder), jobs
         if any(job.plan.train for job in jobs):
+            # Old files would be read beside the new one, and two layouts or verdicts be shown.
             clear(self._folder)
             _write_layout(EventFile(self._folder, time.time()), jobs, time.time())
 
     def started(self, job: Job) -> None:
         """Open the job's run."""
         if job.plan.train is not None:
+            # Records are by CLOCK_MONOTONIC, which starts anew with the machine; TensorBoard shows times of day.
             offset = time.time() - time.monotonic()
             self._now = _JobEvents(job.run.path, job, self._jobs, offset, time.time())
             self._live[job.plan.job] = self._now
@@ -84,6 +86,7 @@ class TensorBoard:
         """Write the verdicts; and all of a job that did not run just now."""
         for job in sweep.jobs:
             if job.plan.train is not None:
+                # A job that ran just now has its file: written again it would show twice in a TensorBoard that is open.
                 live = self._live.get(job.plan.job) or _replayed(job, sweep)
                 live.verdict(job)
         if any(job.plan.train for job in sweep.jobs):
@@ -113,10 +116,12 @@ class _JobEvents:
         if event["event"] == "step":
             parts = self._parts.setdefault(event["step"], [])
             parts.append(event)
+            # Only then: the loss is over all ranks, and a step lasts as long as on the slowest.
             if len(parts) == self._nprocs:
                 self.step(self._parts.pop(event["step"]))
         elif event["event"] == "scalar":
             self._logged.take(event)
+        # All ranks tell of the same sums, which were reduced.
         elif event["event"] == "evaluation" and rank == 0:
             self.evaluation(event["step"], event["metrics"])
 
@@ -127,11 +132,13 @@ class _JobEvents:
             "loss/train": ratio(sum(part["loss_sum"] for part in parts), sum(part["count"] for part in parts)),
             "perf/step_ms": seconds * 1e3,
             "perf/samples_per_s": ratio(samples_of((p.get("samples") for p in parts), self._train.global_batch_size), seconds),
+            # Of one rank: that all have the same is the matter of check R5, not of a chart.
             "lr": parts[0]["lr"],
         }
         for name, tag in RECORDED_ONLY.items():
             recorded = [part[name] for part in parts if part.get(name) is not None]
             values |= {tag: max(recorded) * 1e3} if recorded else {}
+        # A second time under a tag of their own, as the custom charts join series by tag, and each job is a run of its own.
         values |= {overlay_tag(self._overlay, tag): values[tag] for tag in OVERLAID}
         # What is logged in an evaluation comes after its step.
         self.logged(before=parts[0]["step"])
@@ -168,11 +175,14 @@ class _JobEvents:
 def _replayed(job: JobReport, sweep: SweepReport) -> _JobEvents:
     """Write a job's run from its records."""
     offset = sweep.clock_offset_s or 0.0
+    # Without the parent's marks, of a run that was ended, the earliest of any rank has to do.
     began = offset + job.result.marks.get("called", _first_time(job.result))
     events = _JobEvents(Path(job.folder), job, sweep.jobs, offset, began)
     for scalar in (scalar for rank in job.result.ranks for scalar in rank.scalars):
+        # All of them first: a step writes what was logged before it.
         events.take(0, {"event": "scalar", **vars(scalar)})
     evaluations = {evaluation.step: evaluation for evaluation in (job.result.ranks[0].evaluations if job.result.ranks else ())}
+    # Steps that not all ranks came to end the run, as they do while it is live.
     for parts in zip(*(rank.steps for rank in job.result.ranks), strict=False):
         events.step([_as_event(step) for step in parts])
         if parts[0].step in evaluations:
@@ -212,6 +222,7 @@ def hparams(job: Labelled) -> dict[str, Value]:
     assert job.plan.train is not None
     started = {"backend": job.plan.backend, "threads": job.plan.threads, "device": job.plan.device}
     planned = {**dataclasses.asdict(job.plan.train), **started}
+    # What the plan knows is shown as the plan has it: nprocs=-1 or lr=auto are no values to sort by.
     typed = {name: _number_or_text(text) for name, text in tables.settings(job).items() if name not in planned}
     return {name: _value(value) for name, value in tables.flattened({**typed, **planned}) if name not in NOT_SHOWN}
 
@@ -224,8 +235,10 @@ def _number_or_text(text: str) -> Any:
 
 
 def _value(value: Any) -> Value:
+    # Before numbers, as bool is a kind of int.
     if isinstance(value, bool):
         return Value(bool_value=value)
+    # protobuf refuses to write a Value that is NaN or infinite as JSON, by which HParams reads it; text it shows.
     if isinstance(value, int | float) and math.isfinite(value):
         return Value(number_value=value)
     return Value(string_value=value if isinstance(value, str) else json.dumps(value, default=str))
@@ -240,6 +253,7 @@ def final_metrics(job: JobReport) -> dict[str, float]:
         "final/samples_per_s": times.samples_per_s(job),
         "final/loss": losses[-1] if losses else math.nan,
     }
+    # NaN would be a point in a chart that is not there, and a cell that cannot be sorted.
     return {name: value for name, value in metrics.items() if not math.isnan(value)}
 
 
@@ -285,4 +299,5 @@ def _write_layout(file: EventFile, jobs: Iterable[Labelled], wall_time: float) -
 
 
 def _chart(name: str, tag: str, title: str) -> Chart:
+    # Anchored, because the tag is a regular expression, and one recipe's name may begin with another's.
     return Chart(title=title, multiline=MultilineChartContent(tag=[f"^{overlay_tag(name, tag)}$"]))

@@ -41,6 +41,7 @@ class Terminal:
     """
 
     def __init__(self, console: Console | None = None, errors: Console | None = None) -> None:
+        # Text of users is shown as it is: [brackets] are no markup, :colons: no emoji, and numbers get no colours.
         self._console = console or Console(highlight=False, markup=False, emoji=False)
         self._errors = errors or Console(stderr=True, highlight=False, markup=False, emoji=False)
         self._jobs: Sequence[Job] = ()
@@ -80,6 +81,7 @@ class Terminal:
 
     def ended(self, job: Job, result: RunResult) -> None:
         """Show at once that a job failed."""
+        # The bar goes first, or the message would be printed into it.
         self.close()
         if result.account:
             failed = result.status != "ok"
@@ -98,6 +100,7 @@ class Terminal:
     def report(self, sweep: SweepReport) -> None:
         """Show the table and where more is to be had."""
         if self._jobs:  # a sweeper may bring jobs in batches, each with its own table
+            # Only this batch's rows, as those of the others have been shown.
             numbers = {job.plan.job for job in self._jobs}
             sweep = dataclasses.replace(sweep, jobs=tuple(job for job in sweep.jobs if job.plan.job in numbers))
         # The failure of a single job has just been shown, unless this is a report of an old sweep.
@@ -112,6 +115,7 @@ class Terminal:
             self._line(text, STYLES[state])
 
     def _line(self, text: str, style: str = "") -> None:
+        # soft_wrap: rich would break lines at the width that it takes a pipe to have, and paths could not be copied.
         self._console.print(Text(text, style=style), soft_wrap=True)
 
     def _print(self, console: Console, text: str, style: str) -> None:
@@ -124,6 +128,7 @@ class Terminal:
 def traceback_of_another(result: RunResult) -> list[str]:
     """Return the traceback of the rank that failed first, where nobody has seen it: rank 0's output is shown as it comes."""
     failures = [rank.failure for rank in result.ranks if rank.rank == result.failed_rank and rank.failure is not None]
+    # A mistake of the user's has a message that says what to type, and its traceback would only hide that.
     if result.failed_rank in (None, 0) or not failures or failures[0].mistake:
         return []
     return [f"[rank {result.failed_rank}] {line}" for line in failures[0].traceback.rstrip().splitlines()]
@@ -132,6 +137,7 @@ def traceback_of_another(result: RunResult) -> list[str]:
 def headline(jobs: Sequence[Job]) -> list[str]:
     """Return what jobs of the harness's own training have in common, in words."""
     facts = [_facts_of(job) for job in jobs]
+    # In the first job's order. What jobs differ in has a column in the table.
     return [word for word in facts[0] if all(word in other for other in facts)]
 
 
@@ -174,6 +180,7 @@ def closing(sweep: SweepReport, width: int) -> list[str]:
         ways.append(("Report:", f"{folder}/report.html"))
     if any(_has_events(job) for job in sweep.jobs):
         ways.append(("Look:", f"tensorboard --logdir {shlex.quote(_log_dir(folder))}"))
+    # Commands are copied whole, so that one is put on a line of its own rather than broken.
     row = "      ".join(" ".join(way) for way in ways)
     return [row] if len(row) <= width else [line for label, typed in ways for line in _way(label, typed, width)]
 
@@ -196,6 +203,7 @@ def _way(label: str, typed: str, width: int) -> list[str]:
 
 
 def _has_events(job: JobReport) -> bool:
+    # By the files and not by the settings: an old sweep may have been run with other reporters.
     return any(Path(job.folder).glob("*/events.out.tfevents.*"))
 
 
@@ -207,6 +215,7 @@ def _log_dir(folder: str) -> str:
 def shown(path: str | os.PathLike[str]) -> str:
     """Return a path as short as it can be typed from here."""
     relative = os.path.relpath(path)
+    # A path that leads up by dots is harder to read than one from the root.
     return visible(str(path) if relative.startswith("..") else relative)
 
 
@@ -236,6 +245,7 @@ class _Progress:
             parts.append(event)
             if len(parts) == self._nprocs:
                 self._step(self._parts.pop(event["step"]))
+        # Of a training by epochs only the ranks know how many steps that is.
         elif event["event"] == "facts" and "num_steps" in event:
             self._total = event["num_steps"]
         elif event["event"] == "trial" and rank == 0:
@@ -258,12 +268,14 @@ class _Progress:
     def _step(self, parts: Sequence[Mapping[str, Any]]) -> None:
         done = parts[0]["step"] + 1
         samples = samples_of((part.get("samples") for part in parts), self._train.global_batch_size)
+        # The slowest rank's time: all others wait for it in the step's reduction.
         self._recent.append((samples, max(part["seconds"] for part in parts)))
         mean = ratio(sum(part["loss_sum"] for part in parts), sum(part["count"] for part in parts))
         loss = f"{mean:.4f}{', left out' if any(part.get('skipped') for part in parts) else ''}"
         rate = tables.grouped(ratio(sum(count for count, _ in self._recent), sum(seconds for _, seconds in self._recent)))
         if self._bar is not None:
             self._bar.show(done, self._total, loss, rate)
+        # The last step always, so that the log ends with the loss at which the training ended.
         elif done % self._train.log_every == 0 or done == self._total:
             of = f" of {self._total}" if self._total else ""
             place = str(done).rjust(len(str(self._total or "")))
@@ -301,6 +313,7 @@ class _Bar:
             auto_refresh=False,
             transient=True,
             expand=True,
+            # rich would else replace sys.stdout and sys.stderr of the whole process.
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -312,6 +325,7 @@ class _Bar:
         """Draw it, at most ten times a second."""
         self._progress.update(self._task, completed=done, total=total, loss=loss, rate=rate)
         now = self._progress.get_time()
+        # Steps of a millisecond would else have the parent draw on a core that ranks want.
         if now - self._drawn > 0.1 or done == total:
             self._drawn = now
             self._progress.refresh()

@@ -54,6 +54,7 @@ def phases_of(job: JobReport) -> dict[int, list[Span]]:
 
 def _spans(parts: Sequence[Phase], begin: float) -> Iterator[Span]:
     for part in parts:
+        # Phases join without a gap, so that one begins where the one before it ended.
         yield f"{part.phase} ({part.owner})", begin, begin + part.seconds
         begin += part.seconds
 
@@ -70,6 +71,8 @@ def merged(traces: Mapping[int, Mapping[str, Any]], spans: Mapping[int, Sequence
     """
     events: list[dict[str, Any]] = []
     for rank, trace in traces.items():
+        # In microseconds since the call, so that the time line begins at 0 and not days after the machine's start.
+        # digits.
         shift_us = clock_offset_us(trace) - origin_s * 1e6
         events += _moved(rank, trace["traceEvents"], shift_us)
         events += [
@@ -87,6 +90,7 @@ def clock_offset_us(trace: Mapping[str, Any]) -> float:
     """
     for event in trace["traceEvents"]:
         if str(event.get("name", "")).startswith(CLOCK_EVENT) and "ts" in event:
+            # The event's name ends in the clock, in nanoseconds; its own time is the trace's, in microseconds.
             return int(event["name"].rpartition(" ")[2]) / 1e3 - float(event["ts"])
     raise ValueError(f"the trace has no event {CLOCK_EVENT!r}")
 
@@ -99,12 +103,14 @@ def _moved(rank: int, events: Sequence[Mapping[str, Any]], shift_us: float) -> I
         name = f"rank {rank}" if number % PROCESSES_OF_A_RANK == 0 else f"rank {rank}: {process}"
         yield _named(number, 0, "process_name", name)
     for event in events:
+        # Names and order of processes are told anew, as their numbers are new.
         if event.get("ph") == "M" and event.get("name") != "thread_name":
             continue
         moved = {**event, "pid": numbers[event["pid"]]} if "pid" in event else dict(event)
         if "ts" in event:
             moved["ts"] = float(event["ts"]) + shift_us
         if "id" in event:
+            # Arrows are drawn between equal ids, and two ranks may use the same.
             moved["id"] = f"{rank}.{event['id']}"
         yield moved
 

@@ -48,6 +48,7 @@ def against(baseline: SweepReport, sweep: SweepReport) -> Against:
     pairs: list[Pair] = []
     refused: list[str] = []
     for job in sweep.jobs:
+        # The first that fits: any other of the same settings would do as well.
         match = next((candidate for candidate in earlier if _conditions(candidate) == _conditions(job)), None)
         if match is None:
             refused.append(_refusal(job, earlier, baseline))
@@ -79,6 +80,7 @@ def _refusal(job: JobReport, earlier: list[JobReport], baseline: SweepReport) ->
     if not earlier:
         return f"job {job.plan.job} cannot be compared: no job of {baseline.folder} took a step that counts."
     differing = {candidate.plan.job: _differences(_conditions(job), _conditions(candidate)) for candidate in earlier}
+    # Against the job that is most like it the message is shortest, and most likely names what was meant to be equal.
     nearest = min(differing, key=lambda number: len(differing[number]))
     return f"job {job.plan.job} cannot be compared with job {nearest} of the baseline: {'; '.join(differing[nearest])}."
 
@@ -95,9 +97,11 @@ def _differences(now: Mapping[str, Any], before: Mapping[str, Any], prefix: str 
 
 
 def _pair(job: JobReport, before: JobReport, sweep: SweepReport, baseline: SweepReport) -> Pair:
+    # Both or neither: the median of many launches against a single one would compare two kinds of number.
     several = bool(job.trials and before.trials)
     now, then = _launches(job, sweep, several), _launches(before, baseline, several)
     try:
+        # Both jobs may have the same number, and a sentence must tell them apart.
         speed = compare([dataclasses.replace(launch, arm="baseline") for launch in then], now)
     except NotComparable:
         speed = None
@@ -115,6 +119,7 @@ def _launches(job: JobReport, sweep: SweepReport, several: bool) -> list[Launch]
 
 def _arithmetic(job: JobReport, before: JobReport) -> str:
     digests_now, digests_before = digests(job), digests(before)
+    # Two empty lists are equal as well, and say nothing.
     if digests_now and digests_now == digests_before:
         return "identical"
     last = [each.result.losses()[-1] for each in (job, before)]

@@ -36,6 +36,7 @@ def crowded_bandwidth(sweep: SweepReport) -> list[str]:
 def measured(job: JobReport) -> list[tuple[int, float]]:
     """Return bytes and seconds of each message size: the median over repeats of the slowest rank's time."""
     ranks = [rank.facts.get("bandwidth", ()) for rank in job.result.ranks]
+    # A collective is over when its last rank is through.
     return [_slowest(parts) for parts in zip(*ranks, strict=False)]
 
 
@@ -47,5 +48,6 @@ def _slowest(parts: Sequence[Sequence[float | Sequence[float]]]) -> tuple[int, f
 def _cells(job: JobReport, size: int, time_s: float) -> tuple[str, ...]:
     unit, name = next((unit, name) for unit, name in UNITS if size >= unit)
     rates = algorithm_bandwidth(size, time_s), bus_bandwidth(size, time_s, job.plan.nprocs)
+    # MB is 10^6 bytes, as in nccl-tests; sizes of messages are powers of two, and stand in KiB and MiB.
     in_mb = [f"{grouped(rate / 1e6, 0 if rate >= 1e8 else 1)} MB/s" for rate in rates]
     return f"{size // unit} {name}", f"{grouped(time_s * 1e6)} us", *in_mb

@@ -38,7 +38,9 @@ def sweep_report(
 def _remarks(jobs: Sequence[JobReport], machine: Mapping[str, str]) -> dict[int, list[str]]:
     remarks = {job.plan.job: [f"{sentence}." for sentence in waiting_said(job)] for job in jobs}
     for number, sentence in scaling_sentences(jobs, machine):
+        # Before remarks on a rank that waits: how a job scales is what its reader asked.
         remarks[number].insert(0, sentence)
+    # Those are told of with their comparison, which names what was left out of it.
     compared = {number for job in jobs if job.speed or job.pace for number in (job.plan.job, job.baseline, job.rival)}
     for job in jobs:
         if job.plan.train is None or job.result.status != "ok" or job.clean or job.plan.job in compared or not step_times(job):
@@ -69,6 +71,7 @@ def _compared(job: JobReport, before: Sequence[JobReport], machine: Mapping[str,
     if job.baseline is not None or not step_times(job):
         return job
     job = _against_itself(_with_clean(job, machine), machine)
+    # One baseline for each kind of work, the first: speeds of different work are no ratio of anything.
     base = next((earlier for earlier in before if earlier.baseline == earlier.plan.job and work(earlier) == work(job)), None)
     if base is None:
         return dataclasses.replace(job, baseline=job.plan.job)
@@ -98,6 +101,7 @@ def _speed(base: JobReport, job: JobReport, machine: Mapping[str, str]) -> Perfo
         return None
     launches, base_launches = (trials_of(each, machine) if paired else [launch_of(each, machine)] for each in (job, base))
     try:
+        # Ranks, and threads with them, are what a sweep varies.
         return compare(base_launches, launches, varied=("nprocs", "threads"))
     except NotComparable:
         return None
@@ -126,6 +130,7 @@ def _paired(base: JobReport, job: JobReport) -> bool:
 
 def _strayed(job: JobReport) -> Iterator[int]:
     """Yield the numbers of the launches whose training is not the one that was verified, bit for bit."""
+    # Without deterministic kernels other bits are no sign of other training.
     if job.plan.train is not None and job.plan.train.deterministic:
         for plan, result in job.trials:
             if result.status == "ok" and digests(dataclasses.replace(job, result=result)) != digests(job):
@@ -140,6 +145,7 @@ def may_pair(plan: RunPlan, other: RunPlan) -> bool:
     differing = differences(plan, other)
     if "global_batch_size" in differing and _per_rank(plan) == _per_rank(other):
         del differing["global_batch_size"]
+    # What is left may differ: it is how the same work is shared out and run, and not what is computed for a sample.
     return all(name in ("compile", "nprocs", "threads", "devices") or name.startswith("ddp.") for name in differing)
 
 
@@ -150,6 +156,7 @@ def _per_rank(plan: RunPlan) -> float:
 
 def _with_clean(job: JobReport, machine: Mapping[str, str]) -> JobReport:
     """Return the job with the numbers of the launches that its times rest on: none where training strayed in any."""
+    # Two lists: a launch too short to tell of its steps is still good for its start.
     undisturbed = [launch for launch in trials_of(job, machine) if launch.step_s and not contamination(launch)]
     clean = () if job.strayed else tuple(launch.order for launch in undisturbed if not untold(launch))
     return dataclasses.replace(
@@ -163,6 +170,7 @@ def _against_itself(job: JobReport, machine: Mapping[str, str]) -> JobReport:
         return job
     launches = trials_of(job, machine)
     try:
+        # Each quantity by itself: starts vary more than steps do.
         resolutions = tuple(filter(None, (resolution(launches, quantity) for quantity in MARGINS))) if launches else ()
         return dataclasses.replace(job, resolutions=resolutions, unresolved=unresolved(launches))
     except NotComparable as error:

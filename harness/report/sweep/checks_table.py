@@ -40,6 +40,7 @@ def check_tables(sweep: SweepReport) -> tuple[list[ChecksTable], str]:
             alone = job.plan.job if job.correctness.failed is not None else None
             outcome = tuple((check.name, check.status, check.threshold, check.origin) for check in job.correctness.checks)
             groups.setdefault((alone, outcome), {})[job.plan.job] = job.correctness
+    # Red first, as those beyond the most that are shown are cut off.
     tables = sorted((_checks_table(verdicts) for verdicts in groups.values()), key=lambda table: not table.is_red)
     more = len(tables) - MOST_TABLES
     rest = f"Of {more} more jobs, or groups of them, report.json holds the checks." if more > 0 else ""
@@ -48,6 +49,7 @@ def check_tables(sweep: SweepReport) -> tuple[list[ChecksTable], str]:
 
 def _checks_table(verdicts: dict[int, Verdict]) -> ChecksTable:
     first = next(iter(verdicts.values()))
+    # They stand side by side, as the jobs of a group have the same names of checks in the same order.
     checks = list(zip(*(verdict.checks for verdict in verdicts.values()), strict=True))
     rows = tuple(_row(list(verdicts), alike) for alike in checks)
     states = tuple("red" if alike[0].status == "failed" else "ok" for alike in checks)

@@ -64,11 +64,13 @@ class SweepDir:
         for job, folder in new:
             entries[job.plan.job] = {
                 "job": job.plan.job,
+                # Relative, so that a sweep can be moved or copied, and be read on another machine.
                 "folder": os.path.relpath(folder, self.path),
                 "label": dict(job.label),
                 "overrides": list(job.overrides),
             }
         self.path.mkdir(parents=True, exist_ok=True)
+        # Recorded now: after a restart of the machine nobody could tell what the records' clock was.
         offset = time.time() - time.monotonic()
         head: dict[str, Any] = {"format": FORMAT, "machine": dict(machine), "clock_offset_s": offset}
         # What JSON cannot hold, such as a path, stands as text.
@@ -108,6 +110,7 @@ def _reason(error: Exception) -> str:
 def find_sweeps(path: str | os.PathLike[str]) -> list[Path]:
     """Return the sweeps in a folder: itself, those inside it, or the one that the folder of a job belongs to."""
     folder = Path(path).absolute()
+    # The sweep and not the job alone: a speed or an identical twin is told against the other jobs.
     if RunDir(folder).plan.exists() and SweepDir(folder.parent).index.exists():
         return [folder.parent]
     return sorted(index.parent for index in folder.rglob(SweepDir(folder).index.name)) or [folder]
@@ -120,6 +123,7 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepReport:
         NotComparable: There is no run in it.
     """
     folder = Path(path).absolute()
+    # By plans and not by the index, which a sweep that was cut off may not have; launches inside a job are not jobs.
     runs = sorted(plan.parent for plan in folder.rglob("plan.json") if not _INSIDE.intersection(plan.relative_to(folder).parts))
     if not runs:
         raise NotComparable(f"{path} holds no run: there is no plan.json in it. Give the folder of a sweep, outputs/DAY/TIME.")
@@ -137,6 +141,7 @@ def whole_sweep(folder: SweepDir, jobs: Sequence[JobReport]) -> SweepReport:
     """Return the report of the jobs that have just run, and of the sweep's earlier ones, which a sweeper ran in batches."""
     known, new = folder.read(), {job.plan.job for job in jobs}
     earlier = [e for e in known["jobs"] if e["job"] not in new and RunDir(folder.path / e["folder"]).plan.exists()]
+    # What has just run is not read again: its reports are of the objects that were judged.
     read = [_read_job(folder.path / entry["folder"], entry) for entry in earlier]
     return _report(folder.path, [*read, *jobs], known)
 
@@ -153,6 +158,7 @@ def _by_verifications(jobs: Iterable[JobReport]) -> Iterator[JobReport]:
         if job.correctness is None or job.result.status != "ok":
             yield job
             continue
+        # Only jobs that ended well and were verified: others hold nothing to be compared with.
         before.append(job)
         yield job if known is None else _against_verification(job, job.correctness, known)
 
@@ -168,6 +174,7 @@ def _with_faults(sweep: SweepReport) -> SweepReport:
     statuses: dict[str, Mapping[str, str]] = {}
     for job in sweep.jobs:
         if job.plan.train is not None and job.plan.train.fault is not None and job.correctness is not None:
+            # The first run of a fault counts, as the matrix has one row for each.
             statuses.setdefault(job.plan.train.fault, {check.name: check.status for check in job.correctness.checks})
         for trial in trials_of(read_audit(RunDir(job.folder)) or {"trials": []}):
             if trial.fault != CORRECT:
@@ -222,6 +229,7 @@ def _read_inside(run: RunDir) -> RunResult | None:
 def read_trials(run: RunDir) -> Iterator[tuple[RunPlan, RunResult]]:
     """Yield plan and result of each launch that was made to compare launchers, in their order."""
     runs = [RunDir(folder) for folder in (run.path / TRIALS).glob("*") if RunDir(folder).plan.exists()]
+    # As numbers: as text 10 would come before 2.
     for trial in sorted(runs, key=lambda trial: int(trial.path.name)):
         plan = RunPlan.read(trial)
         yield plan, read_result(trial, plan)
@@ -236,6 +244,7 @@ def read_verdict(run: RunDir) -> Verdict | None:
 
 def read_result(run: RunDir, plan: RunPlan) -> RunResult:
     """Return what came out of a run; where its parent did not live to write that, what the ranks recorded."""
+    # The parent's word comes first, because it knows why ranks ended that could write nothing.
     if run.result.exists():
         return _sound(run_result_from_json(_read_record(run.result)))
     ranks = tuple(RankResult.from_events(rank, run.events(rank)) for rank in range(plan.nprocs))
@@ -252,6 +261,7 @@ def _sound(result: RunResult) -> RunResult:
         spans = [step.seconds for step in rank.steps]
         counted = [value for meter in rank.meters for name, value in meter.items() if name != "name" and value is not None]
         clocks = [*(step.t for step in rank.steps), *rank.marks.values(), *counted]
+        # Said once, where files are read: all arithmetic on times may rely on it.
         if not all(_is_finite(value) for value in (*spans, *clocks)) or not all(value > 0 for value in spans):
             raise ValueError(f"a time of rank {rank.rank} is none")
         if not all(isinstance(step.loss_sum, int | float) and isinstance(step.count, int | float) for step in rank.steps):

@@ -33,6 +33,7 @@ _WHOLE, _REST = ("R7", "R8"), ("R5", "R11")
 
 def notes(sweep: SweepReport) -> list[str]:
     """Return what every report says, a sentence each."""
+    # What makes all else void comes first: a fault that was put in, a gap in the proof.
     sentences = faulty(sweep.jobs) + unproven(sweep.jobs)
     sentences += [f"{sentence}." for job in sweep.jobs for sentence in (*_claimed(job), *_of_rival(job), *_resolved(job))]
     sentences += measured_by(sweep.jobs) + disturbed(sweep.jobs) + untold(sweep.jobs) + _marked(sweep.jobs)
@@ -56,6 +57,7 @@ def how_sure(sweep: SweepReport) -> list[str]:
         for job in sweep.jobs
         for quantity, other, verdict in (
             ("step", job.baseline, job.speed),
+            # Against a rival that is the baseline as well, the same would be said twice.
             ("step", job.rival, job.pace if job.rival != job.baseline else None),
             ("first step", job.rival, job.start),
         )
@@ -111,6 +113,7 @@ def untold(jobs: Iterable[JobReport]) -> list[str]:
 def _arms_of(reasons: Iterable[str]) -> str:
     arms = dict.fromkeys(reason.partition(":")[0] for reason in reasons)
     numbers = [arm.removeprefix("job ") for arm in arms]
+    # A baseline of another sweep is called by that word, and has no number here.
     jobs, others = [int(n) for n in numbers if n.isdigit()], [n for n in numbers if not n.isdigit()]
     return " and ".join([*others, *([f"job {ranges(jobs)}"] if jobs else [])])
 
@@ -133,6 +136,7 @@ def unproven(jobs: Iterable[JobReport]) -> list[str]:
         if verdict is not None and verdict.failed is None and verdict.num_checked and not verdict.is_proof:
             gap = next((check for check in _gaps(verdict, job.plan.nprocs) if check.status == "not checked"), None)
             if gap is not None:
+                # By sentence, so that a gap that all jobs share is told once.
                 gaps.setdefault(gap.sentence(), []).append(job.plan.job)
     return [f"Not proven (job {ranges(numbers)}): {sentence}" for sentence, numbers in gaps.items()]
 
@@ -141,6 +145,7 @@ def _gaps(verdict: Verdict, nprocs: int) -> list[Check]:
     """Return the checks that a proof needs and this one may lack, in the order in which they are looked at."""
     by_name = {check.name: check for check in verdict.checks}
     whole, rest = ([by_name[name] for name in names if name in by_name] for names in (_WHOLE if nprocs > 1 else ("R3",), _REST))
+    # One of the first is enough for a proof, so that the other one is no gap then.
     return rest if any(check.status == "passed" for check in whole) else [*whole, *rest]
 
 

@@ -46,11 +46,13 @@ def launch_of(job: JobReport, machine: Mapping[str, str]) -> Launch:
     """Return one run as the numbers that performance is compared by; of ranks, the one that was disturbed most."""
     assert job.plan.train is not None
     windows = [window for rank in job.result.ranks if (window := _window(rank))]
+    # Ranks measure the same steps: the longest window stands for all.
     wall_s = max((window["t"] for window in windows), default=0.0)
     pressure = _largest(windows, "pressure_s")
     return Launch(
         arm=f"job {job.plan.job}",
         order=job.plan.trial.order if job.plan.trial else job.plan.job,
+        # Own runs are all of pair 0, so that each makes one pair with any other's.
         pair=job.plan.trial.pair if job.plan.trial else 0,
         # A job that verifies would else seem to start later than one that does not.
         start_s=first_step_s(job) - _proof_s(job),
@@ -81,6 +83,7 @@ def _proof_s(job: JobReport) -> float:
 def _window(rank: RankResult) -> dict[str, float]:
     """Return what the kernel counted from the end of the warm-up to the last step; empty where it was not recorded."""
     readings = {meter["name"]: meter for meter in rank.meters}
+    # Only the difference of two readings is of the measured steps: counters run from the start of the process.
     if not {"warm", "last step"} <= readings.keys():
         return {}
     first, last = readings["warm"], readings["last step"]
@@ -95,6 +98,7 @@ def _others_s(windows: Sequence[Mapping[str, float]]) -> float | None:
     busy, wall_s = _largest(windows, "busy_s"), _largest(windows, "t") or 0.0
     if busy is None or wall_s < SHORTEST_WINDOW_S or not all("cpu_s" in window for window in windows):
         return None
+    # Idle time comes in units of 10 ms: a little below 0 is no sign that it was miscounted.
     others = busy - sum(window["cpu_s"] for window in windows)
     return max(0.0, others) if others >= -OTHERS_LIMIT * wall_s else None
 

@@ -23,6 +23,7 @@ def scaling_sentences(jobs: Sequence[JobReport], machine: Mapping[str, str]) -> 
             for other in done
             if job.plan.nprocs > 1 and other.plan.nprocs == 1 and _alike(other, job) and _kind(other, job)
         ]
+        # Without a plain process there is nothing to scale from: DDP around one rank has costs of its own.
         plain = next((other for other in counterparts if not _wrapped(other)), None)
         single = next(
             (other for other in counterparts if plain and _wrapped(other) and _batch(other) == _batch(plain)),
@@ -75,6 +76,7 @@ def _same(other: JobReport, job: JobReport) -> bool:
 def _alike(single: JobReport, many: JobReport) -> bool:
     """Return whether two jobs differ in nothing but number of ranks and batch."""
     work_of_single, work_of_many = work(single), work(many)
+    # Which batch suits which kind of scaling is what _kind asks.
     del work_of_single["global_batch_size"], work_of_many["global_batch_size"]
     return (
         work_of_single == work_of_many

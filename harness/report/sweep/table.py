@@ -98,12 +98,14 @@ def grouped(value: float, decimals: int = 0) -> str:
 def decimals_for(values: Sequence[float]) -> int:
     """Return the decimals that give the smallest of ``values`` about three digits, at most 3."""
     finite = [abs(value) for value in values if math.isfinite(value) and value]
+    # By the smallest, as all cells of a column have the same decimals and must line up.
     return max(0, min(3, 2 - math.floor(math.log10(min(finite))))) if finite else 0
 
 
 def unit_of_time(seconds: Sequence[float]) -> tuple[float, str]:
     """Return (factor, unit) in which the median of ``seconds`` reads best."""
     finite = [value for value in seconds if math.isfinite(value)]
+    # By the median, so that one slow job does not put all the others into a unit in which they are 0.00.
     typical = stats.median(finite) if finite else 1.0
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if typical * factor >= 1:
@@ -123,6 +125,7 @@ def step_cells(jobs: Sequence[JobReport]) -> list[str]:
     factor, unit = unit_of_time([centre for centre, _ in steps])
     decimals = min(2, decimals_for([centre * factor for centre, _ in steps]))
     spreads = ["" if math.isnan(around) else f"{around * factor:.{decimals}f}" for _, around in steps]
+    # The column is aligned to the right as a whole: spreads of one width keep the centres in line as well.
     width = max((len(text) for text in spreads), default=0)
     return [
         "" if math.isnan(centre) else _with_spread(grouped(centre * factor, decimals), around.rjust(width), unit) + mark(job)
@@ -161,12 +164,14 @@ def ratio_cell(speed: PerformanceVerdict | None, short: bool = False) -> str:
         return "not compared"
     if speed.pairs == 1 and speed.ratio is not None:
         rests_on = "1 clean pair" if speed.left_out else "1 launch"
+        # Verdicts are ratios of times, tables tell speeds.
         return f"{1 / speed.ratio:.2f}x {'*' if short else f'({rests_on}: no claim)'}"
     return speed.label
 
 
 def verified_cell(job: JobReport) -> str:
     """Return what was proved about a job's arithmetic."""
+    # A red verdict is the first thing to know, also where it is what ended the run.
     if job.correctness is not None and job.correctness.failed is not None:
         return f"FAILED {job.correctness.failed.name}"
     if job.result.status != "ok":
@@ -192,6 +197,7 @@ def swept(jobs: Sequence[Labelled]) -> list[str]:
 def settings(job: Labelled) -> Mapping[str, str]:
     """Return a job's chosen options, and what was typed for it, as column -> value."""
     typed = dict(override.lstrip("+~").split("=", 1) for override in job.overrides if "=" in override)
+    # Hydra's own settings say where files go or how a job is launched, and differ without meaning.
     named = {**job.label, **{name: value for name, value in typed.items() if not name.startswith("hydra")}}
     # nprocs=-1 stands for a number that the plan knows.
     return {**named, "launcher": named.get("launcher", job.plan.method), "nprocs": str(job.plan.nprocs)}
@@ -210,6 +216,7 @@ def run_name(job: Labelled, jobs: Sequence[Labelled]) -> str:
     """Return what was swept, as a folder's name on any file system: ``launcher=spawn,nprocs=2``."""
     values = settings(job)
     options = ",".join(f"{name}={values[name]}" for name in swept(jobs) if values.get(name))
+    # Neither a separator nor what a shell or another file system takes for its own; a leading dot would hide the folder.
     return re.sub(r"[^\w=,.+-]+", "_", options)[:NAME_LENGTH].strip("._") or "job"
 
 
@@ -224,6 +231,7 @@ def sweep_table(sweep: SweepReport, short: bool = False) -> Table:
     columns: list[tuple[str, bool, Sequence[str]]] = [("job", True, [str(job.plan.job) for job in jobs])]
     columns += [(name, _is_numeric(cells), cells) for name in names if (cells := [settings(j).get(name, "") for j in jobs])]
     rates = [samples_per_s(job) for job in jobs]
+    # A rate of a hundred or more has three digits before its point.
     places = 0 if max((r for r in rates if not math.isnan(r)), default=0) >= 100 else 1
     columns += [
         ("first step", True, _first_step_cells(jobs)),
@@ -287,6 +295,7 @@ def grouped_by_cell(table: Table, name: str) -> list[tuple[str, str]]:
 
 def ranges(numbers: Sequence[int]) -> str:
     """Return ``0-3, 5`` for 0, 1, 2, 3, 5."""
+    # Numbers that follow each other have the same distance from their place in the sorted list.
     key: Callable[[tuple[int, int]], int] = lambda pair: pair[1] - pair[0]  # noqa: E731
     runs = [[number for _, number in run] for _, run in groupby(enumerate(sorted(numbers)), key)]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

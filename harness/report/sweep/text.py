@@ -27,6 +27,7 @@ def table_lines(table: Callable[[bool], Table], width: int) -> list[Line]:
     Args:
         table: Makes it, with short cells where it is told True.
     """
+    # Whole cells wherever they fit: short ones leave out what a reader would have to look up.
     for variant in (table(False), table(True)):
         if table_width(variant) <= width:
             return side_by_side(variant)
@@ -63,6 +64,7 @@ def below(table: Table, name: str, width: int) -> list[Line]:
     """Return what one column says, with the jobs that it says it of."""
     groups = grouped_by_cell(table, name)
     if len(groups) == 1:
+        # All jobs alike: their numbers would say nothing.
         return [(f"{name}: {groups[0][0]}", "note")]
     lines: list[Line] = []
     for cell, jobs in groups:

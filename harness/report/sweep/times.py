@@ -39,6 +39,7 @@ def _trials(job: JobReport, chosen: Sequence[int]) -> list[JobReport]:
 def mark(job: JobReport, of_start: bool = False) -> str:
     """Return what stands after a number that rests on launches which were disturbed, or are too short to tell."""
     sound = job.undisturbed if of_start else job.clean
+    # A job's own run is never marked: whether it was disturbed is told in a sentence.
     return " !" if not sound and job.trials and launches(job) else ""
 
 
@@ -70,6 +71,7 @@ def _samples_per_s(launch: JobReport) -> float:
     if launch.plan.train is None:
         return math.nan
     sizes = launch.result.step_samples(launch.plan.train.global_batch_size)[launch.plan.train.warmup_steps :]
+    # The last batch of an epoch may be smaller, and its step shorter: one time for all steps would fit neither size.
     of_size: dict[int, list[float]] = {}
     for size, seconds in zip(sizes, step_times(launch), strict=True):
         of_size.setdefault(size, []).append(seconds)
