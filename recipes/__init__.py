@@ -11,6 +11,7 @@ def require_count(name: str, value: object, least: int = 1) -> None:
     Raises:
         ValueError: Names the setting as it is typed, its value and what to type instead.
     """
+    # Python counts True as a whole number.
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(
             f"recipe.{name}={value} is not a whole number of at least {least}: type recipe.{name}={least} or more."
@@ -23,6 +24,7 @@ def require_fraction(name: str, value: object) -> None:
     Raises:
         ValueError: Names the setting as it is typed, its value and what to type instead.
     """
+    # The comparison is false of nan, which is so refused too.
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
         raise ValueError(f"recipe.{name}={value} is not a number from 0 to less than 1: type for example recipe.{name}=0.1.")
 

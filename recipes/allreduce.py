@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# The first all-reduces of a size make what the others find made: buffers and connections.
 WARM_UP = 2
 
 
@@ -32,15 +33,18 @@ class AllReduce:
         size = self.smallest
         while size <= self.largest:
             buffer = torch.zeros(size // 4, device=device)
+            # The large ones, rounded up to a whole number: they take nearly all of the time.
             repeats = self.repeats if size < 4 * 1024**2 else -(-self.repeats // 4)
             yield size, [_timed(buffer) for _ in range(WARM_UP + repeats)][WARM_UP:]
             size *= 4
 
 
 def _timed(buffer: Tensor) -> float:
+    # Together: a rank that comes late would have its delay measured on all others.
     dist.barrier()
     begin = time.perf_counter()
     dist.all_reduce(buffer)
+    # On a GPU, the call returns when the work has been queued.
     if buffer.is_cuda:
         torch.cuda.synchronize(buffer.device)
     return time.perf_counter() - begin

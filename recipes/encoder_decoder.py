@@ -51,9 +51,11 @@ def greedy(model: nn.Module, source: Tensor, max_tokens: int) -> Tensor:
     tokens = source.new_full((len(source), 1), BOS)
     ended = torch.zeros(len(source), dtype=torch.bool, device=source.device)
     for _ in range(max_tokens):
+        # All earlier tokens again each time: a cache of them would need more of the model than a call.
         following = model(source, tokens)[:, -1].argmax(dim=-1).masked_fill(ended, PAD)
         tokens = torch.cat([tokens, following[:, None]], dim=1)
         ended = ended | (following == EOS)
+        # To ask waits for the device, and saves all tokens behind the last sequence's end.
         if bool(ended.all()):
             break
     return F.pad(tokens[:, 1:], (0, max_tokens + 1 - tokens.shape[1]), value=PAD)
@@ -82,6 +84,7 @@ class EncoderDecoder(nn.Module):
         self.encoder_norm = nn.LayerNorm(shape.width) if shape.pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(shape.width) if shape.pre_norm else nn.Identity()
         self.output = nn.Linear(shape.width, num_target, bias=False)
+        # Before the output layer takes over a matrix of embeddings, which is drawn in another way.
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -107,6 +110,7 @@ class Embedding(nn.Module):
     def __init__(self, num_tokens: int, shape: Shape, sparse: bool) -> None:
         super().__init__()
         self.vectors = nn.Embedding(num_tokens, shape.width, padding_idx=PAD, sparse=sparse)
+        # PAD's row as well, which nn.Embedding has set to 0: as an input it is masked, or its output is not counted.
         nn.init.normal_(self.vectors.weight, std=shape.width**-0.5)
         self.dropout = nn.Dropout(shape.dropout)
 
@@ -210,6 +214,7 @@ class Attention(nn.Module):
             self._split(self.key(memory)),
             self._split(self.value(memory)),
             attn_mask=visible,
+            # The function does not know in which mode the module is.
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=visible is None,
         )

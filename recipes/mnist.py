@@ -47,6 +47,7 @@ class Mnist:
         require_positive("lr", lr)
         require_fraction("momentum", momentum)
         self._root = SHIPPED_DIGITS if root is None else Path(root)
+        # Looked for now, so that a wrong folder is told at once, and read when the data are asked for.
         require_digits(self._root)
         self._width, self._hidden, self._dropout = width, hidden, dropout
         self._lr, self._momentum = lr, momentum
@@ -72,6 +73,7 @@ class Mnist:
         warmup = max(1, round(_WARMUP_FRACTION * num_steps))
 
         def factor(step: int) -> float:
+            # From step + 1, as a first step with a learning rate of 0 would be for nothing. A single step is all warm-up.
             return min((step + 1) / warmup, (num_steps - step) / max(1, num_steps - warmup))
 
         return LambdaLR(optimizer, factor)
@@ -99,6 +101,7 @@ class ConvNet(nn.Module):
 
     def __init__(self, width: int, hidden: int, dropout: float) -> None:
         super().__init__()
+        # Halved by the first convolution's stride and by the pooling behind the second.
         side = DIGIT_SIZE // 4
         self.conv1 = nn.Conv2d(1, width, kernel_size=5, stride=2, padding=2)
         self.conv2 = nn.Conv2d(width, 2 * width, kernel_size=3, padding=1)

@@ -151,6 +151,7 @@ class SEResNeXtNet(nn.Module):
         for stage, num_blocks in enumerate(architecture.blocks):
             inner = 2 * architecture.width * 2**stage
             for block in range(num_blocks):
+                # The stem has divided both sides by 4 already.
                 stride = 2 if stage > 0 and block == 0 else 1
                 stages.append(Block(channels, inner, architecture.cardinality, reduction, stride))
                 channels = 2 * inner
@@ -248,6 +249,7 @@ def _architecture(depth: int, width: int | None, cardinality: int | None) -> Arc
     cardinality = own.cardinality if cardinality is None else cardinality
     require_count("width", width)
     require_count("cardinality", cardinality)
+    # The stages after the first double its channels, so that what divides these divides theirs.
     if 2 * width % cardinality:
         raise ValueError(
             f"recipe.cardinality={cardinality} does not divide the {2 * width} channels of the first stage (2 * width): "
@@ -259,6 +261,7 @@ def _architecture(depth: int, width: int | None, cardinality: int | None) -> Arc
 def _require_image_size(image_size: int, architecture: Architecture) -> None:
     """Refuse images of which the last stage would see a single position: BatchNorm cannot train on one of one image."""
     require_count("image_size", image_size)
+    # Two in the stem, and one in each stage but the first; each rounds up, so one pixel more leaves two positions.
     halvings = 1 + len(architecture.blocks)
     least = 2**halvings + 1
     if image_size < least:

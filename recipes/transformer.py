@@ -120,6 +120,7 @@ class Transformer:
         if not self._sparse_embeddings:
             return Adam(model.parameters(), lr=self._lr_factor, betas=self._betas, eps=self._eps)
         sparse: list[nn.Parameter] = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]  # type: ignore[misc]
+        # By identity: == between tensors compares their elements.
         known = set(map(id, sparse))
         dense = [p for p in model.parameters() if id(p) not in known]
         return SparseDenseAdam(dense, sparse, lr=self._lr_factor, betas=self._betas, eps=self._eps)
@@ -212,6 +213,7 @@ class Transformer:
         return TextPairs(kept)
 
     def _split(self, text: str) -> list[str]:
+        # In dates, parts of words count: 3rd, 03-MAR-97, '97.
         return list(text) if self._files is None else words(text)
 
     def _cross_entropy(self, model: nn.Module, batch: Batch, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -235,6 +237,7 @@ def _require_settings(settings: dict[str, Any]) -> None:
     for name in ("pre_norm", "share_embeddings", "sparse_embeddings"):
         require_switch(name, settings[name])
     width, num_heads = settings["width"], settings["num_heads"]
+    # Even, because half of the channels of a position are sines, and half are cosines.
     if width % num_heads or width % 2:
         raise ValueError(
             f"recipe.width={width} is not even or not a multiple of recipe.num_heads={num_heads}: type a width that is both."

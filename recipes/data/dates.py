@@ -44,6 +44,7 @@ def date_pairs(seed: int = 1997) -> tuple[list[tuple[str, str]], list[tuple[str,
     Returns:
         ``NUM_TRAIN`` and ``NUM_EVAL`` pairs in random order.
     """
+    # A generator of its own: the data must be the same whatever the run's seed is.
     draw = random.Random(seed)
     offsets = draw.sample(range((LAST_DAY - FIRST_DAY).days + 1), NUM_TRAIN + NUM_EVAL)
     days = [FIRST_DAY + timedelta(days=offset) for offset in offsets]

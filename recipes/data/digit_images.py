@@ -27,5 +27,7 @@ class DigitImages(Dataset[tuple[Tensor, Tensor]]):
         image = self._images[index].unsqueeze(0)
         if self._image_size != DIGIT_SIZE:
             scaled = F.interpolate(image.unsqueeze(0).float(), size=self._image_size, mode="bilinear", antialias=True)
+            # The conversion alone would cut off what lies behind the point.
             image = scaled.squeeze(0).round().to(torch.uint8)
+        # A view: the channels are copied only where samples are joined to a batch.
         return image.expand(3, -1, -1), self._labels[index]

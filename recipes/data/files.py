@@ -21,5 +21,6 @@ def read_bytes(path: Path) -> bytes:
         return content
     try:
         return gzip.decompress(content)
+    # In this order: it is cut short, its checksum is wrong, its data make no sense.
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path} is damaged or cut short ({error}): copy or download it again.") from error

@@ -48,6 +48,7 @@ def read_digits(root: Path, split: str) -> tuple[Tensor, Tensor]:
     if images.shape[1:] != (DIGIT_SIZE, DIGIT_SIZE):
         height, width = images.shape[1:]
         raise ValueError(f"{image_path} holds images of {height} x {width} pixels; they must be {DIGIT_SIZE} x {DIGIT_SIZE}.")
+    # Not left to the loss: on a GPU, a class out of range ends the process by an assertion in a kernel.
     if int(labels.max()) >= NUM_DIGITS:
         raise ValueError(f"{label_path} holds the label {int(labels.max())}; those of digits go from 0 to {NUM_DIGITS - 1}.")
     return images, labels.long()
@@ -95,6 +96,8 @@ def read_idx(path: Path, num_dims: int) -> Tensor:
     if len(content) - header_size != math.prod(shape):
         declared = " x ".join(map(str, shape))
         raise ValueError(f"{path} declares {declared} bytes but holds {len(content) - header_size}: copy or download it again.")
+    # torch.frombuffer() refuses a buffer with nothing behind the offset.
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=torch.uint8)
+    # A copy that can be written to: torch warns of a tensor over bytes, which cannot.
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=header_size).reshape(shape)

@@ -69,11 +69,13 @@ def read_image(path: Path, image_size: int) -> Tensor:
         ValueError: The file cannot be read as an image.
     """
     try:
+        # All of it in here: Pillow decodes when pixels are asked for, not when it opens the file.
         with Image.open(path) as image:
             square = _middle_square(_to_rgb(ImageOps.exif_transpose(image)), image_size)
     # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and more on damaged files; all mean the same here.
     except Exception as error:
         raise ValueError(f"{path} cannot be read as an image ({error}): replace it or take it out of the folder.") from error
+    # np.array() copies: Pillow's own memory is read-only, of which torch warns.
     return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()
 
 
@@ -94,6 +96,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         # 16-bit grey: Pillow's own conversion to 8 bits cuts at 255 and leaves a white image.
         return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
+        # A plain conversion drops the transparency, and shows whatever colour lies below it.
         coloured = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", coloured.size, "white"), coloured).convert("RGB")
     return image.convert("RGB")
@@ -102,4 +105,5 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 def _middle_square(image: Image.Image, size: int) -> Image.Image:
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
+    # By box, in one go: what is cut off is not scaled first.
     return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))

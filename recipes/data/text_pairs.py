@@ -43,6 +43,7 @@ def read_lines(path: Path) -> list[str]:
         ValueError: The file is missing, damaged, empty or not UTF-8.
     """
     try:
+        # A byte order mark, which editors on Windows put first, is no part of the first word.
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start}): convert it to UTF-8.") from error
