@@ -65,6 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         findings = examine()
     except Interrupted as interruption:
         print(f"harness.doctor: {interruption}.", file=sys.stderr)
+        # As shells have it for a program that a signal ended.
         return 128 + interruption.number
     runs = all(finding.ok is not False for finding in findings if finding.needed)
     print(as_json(findings, runs) if asked.json else as_text(findings, runs))
@@ -129,6 +130,7 @@ def _machine_findings() -> list[Finding]:
 def _name_finding() -> Finding:
     name = socket.gethostname()
     try:
+        # gloo looks it up where no interface is named; a run on one machine names loopback.
         address = socket.getaddrinfo(name, None)[0][4][0]
     except OSError:
         return Finding("host name", None, f"{name} does not resolve; runs on this machine do not need it", {"name": name})

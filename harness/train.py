@@ -55,6 +55,7 @@ def _train(rank: Rank, plan: TrainPlan, seat: Seat) -> float:
     if plan.compare == "audit" and plan.steps != 0:
         audit(rank, Trials(rank, recipe, dataset, seat), seat)
         rank.record.mark("audited")
+    # One of its own: those of the verification have taken steps.
     trainer = make_trainer(plan)
     rank.record.mark("DDP built")
     rank.record.facts(**trainer.facts())
@@ -123,6 +124,7 @@ def check(rank: Rank, make_trainer: MakeTrainer, seat: Seat) -> None:
     plan = rank.plan.train
     assert plan is not None
     evidence = verify(rank, make_trainer, seat)
+    # Of one length on every rank, as broadcast_object_list() asks.
     answer: list[Any] = ["", False]
     # Only rank 0 has evidence. Every rank hears of the verdict, because all have to stop, or none.
     if evidence is not None:

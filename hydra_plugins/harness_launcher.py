@@ -84,6 +84,7 @@ class NeverBypassed(Callback):
 
         try:
             OmegaConf.to_container(config.hydra.launcher, resolve=True, throw_on_missing=True)
+            # To read it resolves what it is made of, such as ${now:...}.
             str(config.hydra.sweep.dir)
         except OmegaConfBaseException as error:
             sys.exit(incomplete(error))

@@ -78,6 +78,7 @@ def start_each(starts: Iterable[Callable[[], Process]]) -> list[Process]:
     except BaseException:
         for process in started:
             process.kill()
+            # To the end, as nobody asks for it later: it would stay a zombie.
             while process.poll() is None:
                 time.sleep(0.005)
         raise

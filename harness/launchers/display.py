@@ -54,4 +54,5 @@ class Display:
         # Even a console that takes something may block on a line that is longer than what it takes.
         with trap.raising_in_output():
             while self._unshown and not console.stalled():
+                # Taken out first: what a signal interrupts is not shown a second time.
                 self._unshown.popleft()()

@@ -103,6 +103,7 @@ def _as_rank(environment: Mapping[str, str], threads: int) -> Iterator[None]:
         os.environ.clear()
         os.environ.update(before)
         os.chdir(cwd)
+        # In place: other modules may hold these very lists.
         sys.path[:], sys.argv[:] = path, argv
         logging.setLogRecordFactory(make_log_record)
 

@@ -56,6 +56,7 @@ class OwnProcess(LocalProcess):
         with log.open("ab") as output:
             self._child = self._open(command, environment, cwd, output, pass_fds)
         self.pid = self._child.pid
+        # The number is this child's until poll() has reaped it: the descriptor cannot be another's.
         self._pidfd = pidfd_of(self.pid)
 
     @staticmethod
@@ -119,6 +120,7 @@ def pidfd_of(pid: int) -> int:
     """Return a descriptor that becomes readable when a process has ended; -1 where the system has none, or none left."""
     try:
         return os.pidfd_open(pid)
+    # AttributeError outside of Linux; OSError from a kernel before 5.3, and where no descriptor is left.
     except (AttributeError, OSError):
         return -1
 

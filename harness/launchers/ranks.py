@@ -111,6 +111,7 @@ class Ranks:
         return [self._end_of(state) for state in self.states]
 
     def _end_of(self, state: RankState) -> End:
+        # Read again, whole: what is judged is what anybody can read in the folder, and judge once more.
         result = RankResult.from_events(state.rank, self._run.events(state.rank))
         ending = state.ending
         num_steps = (self._plan.train.steps or 0) if self._plan.train else None
@@ -164,6 +165,7 @@ class Ranks:
         asked = [state for state in self.states if state.is_running]
         for state in asked:
             for process in self.running:
+                # Of an agent's ranks only the numbers are known that they recorded: they are no children of this process.
                 if state.pid is not None and process.rank in (state.rank, None):
                     process.ask_for_stacks(state.pid)
         deadline = time.monotonic() + STACKS_S

@@ -54,6 +54,7 @@ def warm_up_for(arguments: Sequence[str]) -> None:
     """Warm up if a command with these arguments is going to fork ranks; a needless import of torch would slow the others."""
     asks = {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
     launchers = [argument.partition("=")[2] for argument in arguments if argument.startswith("launcher=")]
+    # Where no launcher is named it is spawn, which forks: all() of nothing is True.
     if asks.isdisjoint(argument.partition("=")[0] for argument in arguments) and all(map(_may_use_server, launchers)):
         warm_up()
 
@@ -69,6 +70,7 @@ def _may_use_server(names: str) -> bool:
 def probe() -> dict[str, Any]:
     """Return what a process with torch sees of this machine: the warm server if there is one, else one for the purpose."""
     served = _warm_launcher()
+    # It has torch, or is about to have it: a process for the purpose would import that once more.
     if served.is_warm:
         return dict(served.warm().probe())
     environment = {**os.environ, "PYTHONPATH": import_path(os.environ)}

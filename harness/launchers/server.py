@@ -113,6 +113,7 @@ class Server:
 
             main(rank["run"], forked=True)
         finally:
+            # Never back into the server's loop, of which this is a copy.
             os._exit(1)
 
     def _reap(self) -> None:
@@ -124,6 +125,7 @@ class Server:
             self._send({"exit": [ended, os.waitstatus_to_exitcode(status)]})
 
     def _send(self, answer: dict[str, Any]) -> None:
+        # A parent that is gone: serve() finds that by itself.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._channel.sendall(json.dumps(answer).encode() + b"\n")
 

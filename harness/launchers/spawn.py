@@ -171,6 +171,7 @@ def _part_from_servers() -> None:
     _servers.clear()
 
 
+# While a fork holds the socket open, its stream has no end that would tell the server of the parent's.
 os.register_at_fork(after_in_child=_part_from_servers)
 
 
@@ -220,6 +221,7 @@ class ForkedProcess(LocalProcess):
     def poll(self) -> int | None:
         """Return its exit code."""
         if self._code is None and has_ended(self.pid):
+            # While it is a zombie: once it is reaped, another process may be given its number.
             self.kill()
             self._child.join()
             self._code = self._child.exitcode

@@ -39,6 +39,7 @@ class Supervisor:
         self._plan = plan
         self._marks = {"called": called}
         self._ranks = Ranks(run, plan)
+        # What rank 0 prints stands for the run; the others' output stays in their logs.
         self._display = Display(observer, None if traits_of(plan.method).shows_own_output else Tail(run.log(0)))
         self._temp_dir: TempDir | None = None
         self._settle: float | None = None
@@ -66,6 +67,7 @@ class Supervisor:
             except BaseException as error:
                 self.stop()
                 if isinstance(error, Interrupted):
+                    # Python flushes its streams at the end, and would wait there, in spite of the signal.
                     console.give_up_stalled()
                 raise
         if not is_over:
@@ -138,6 +140,7 @@ class Supervisor:
     def _wait(self, trap: SignalTrap) -> None:
         """Sleep until a process ends, a signal comes, or more can be shown; for a tick at most."""
         with selectors.DefaultSelector() as selector:
+            # A set: ranks of one server share its descriptor, which a selector takes only once.
             descriptors = {process.fileno() for process in self._ranks.running} | {trap.fileno()}
             for descriptor in descriptors - {-1}:
                 selector.register(descriptor, selectors.EVENT_READ)

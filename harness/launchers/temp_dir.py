@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.errors import HarnessError
 from harness.run.folder import RunDir
 
+# For a shell, which starts at once and needs next to nothing while it waits.
 _SWEEP = """
 is_alive() { read -r stat 2>/dev/null <"/proc/$1/stat" && case ${stat##*)} in " Z"*|" X"*) false ;; esac; }
 read -r _ && keep=$2

@@ -167,6 +167,7 @@ def _adopt(backend: str) -> ParallelEnv:
     """Return the place in the group that exists, whoever made it."""
     current = str(sys.modules["torch.distributed"].get_backend())
     if backend not in ("auto", current):
+        # stacklevel: the warning names the script's own line, which called init_parallel_env().
         warnings.warn(
             f"init_parallel_env(backend={backend!r}) changes nothing: the group exists already, with backend {current!r}.",
             RuntimeWarning,
@@ -191,6 +192,7 @@ def _plan() -> RunPlan | None:
     if RUN_DIR not in os.environ:
         return None
     run = RunDir(os.environ[RUN_DIR])
+    # The variable may be inherited from a run that is over, whose folder has been removed.
     return RunPlan.read(run) if run.plan.exists() else None
 
 
@@ -264,6 +266,7 @@ def _join(name: str, device: str, who: RankEnvironment | None, plan: RunPlan | N
     import torch
     import torch.distributed as dist
 
+    # Torch can be built without (USE_DISTRIBUTED=0); one rank alone needs none.
     if not dist.is_available():
         if who is None or who.world_size == 1:
             return
@@ -306,6 +309,7 @@ def _require_rendezvous(who: RankEnvironment) -> None:
 def _is_one_machine(who: RankEnvironment | None) -> bool:
     if who is None:
         return True
+    # Where nothing says how many ranks are on this machine, local_world_size counts them all.
     return "LOCAL_WORLD_SIZE" in os.environ and who.local_world_size == who.world_size
 
 

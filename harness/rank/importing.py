@@ -21,6 +21,7 @@ def when_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:
     @contextmanager
     def then_act() -> Iterator[None]:
         yield
+        # Not in a finally block: an import that failed has left nothing to act on.
         action()
 
     finder = _Finder(name, then_act)
