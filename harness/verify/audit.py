@@ -70,6 +70,7 @@ class Trials:
         """
         # A fault counts as caught by what runs unasked, if that is enough; a correct run has to stand all that there is.
         full = dataclasses.replace(plan, compare="full")
+        # A false alarm of any check counts, and the full tier has all of them.
         if plan.fault is None:
             return self._take(full)[0]
         trial, is_red = self._take(dataclasses.replace(plan, compare="quick"))
@@ -85,7 +86,9 @@ class Trials:
                 return made[-1]
 
             evidence = evidence_of(Subject(plan, kept, seat, self._rank.run), self._rank.plan.nprocs)
+        # The first trainer took the steps; others were made for the whole batch, and for the second look.
         trial = self._trial(plan, evidence, made[0]) if self._seat.rank == 0 else None
+        # Rank 0 alone has a verdict, but all ranks have to agree on whether there is a second trial.
         return trial, bool(from_rank_0(trial is not None and trial.fired is not None))
 
     def _trial(self, plan: TrainPlan, evidence: Evidence | None, trainer: Trainer) -> Trial:
@@ -105,8 +108,10 @@ class Trials:
     def _one_process(self, plan: TrainPlan, steps: int) -> Alone:
         """Return the free run of the same settings, made once."""
         # A fault changes nothing for one process alone, and there are dozens of trials of one seed.
+        # A fault does not reach the free run: all trials of one seed share it.
         key = repr((dataclasses.replace(plan, fault=None, fault_size=None, compare="off"), steps))
         if key not in self._alone:
+            # Rank 0 is alone here: layers that asked the group would wait for ranks that are elsewhere.
             with undisturbed_random(), exchanging(OneProcess()):
                 self._alone[key] = train_alone(plan, self._dataset, self._seat.device, steps)
         return self._alone[key]
@@ -128,6 +133,7 @@ def audit(rank: Rank, trials: Trials, seat: Seat) -> None:
     data = {"format": FORMAT, "trials": [dataclasses.asdict(trial) for trial in trials_taken], "left_out": left_out}
     wrong = [f"{row.fault}: {row.sentence()}" for row in audit_table(trials_taken) if not (row.is_right or row.unchecked)]
     if seat.rank == 0:
+        # Before anything is raised: the table is worth most when it is red.
         write_json(rank.run.audit, data)
         rank.record.log("INFO", "\n".join(["What the checks catch:", *audit_lines(data)]))
     sentences = from_rank_0("; ".join(wrong))
@@ -141,6 +147,7 @@ def _faulty(rank: Rank, plan: TrainPlan, trials: Trials, nprocs: int) -> tuple[l
     left_out: dict[str, str] = {}
     for number, name in enumerate(FAULTS, start=1):
         faulty = dataclasses.replace(plan, fault=name, compare="full")
+        # What the plan alone tells comes first; the injection itself knows what the recipe lacks.
         reasons = faults.problems(faulty, nprocs)
         try:
             if not reasons:

@@ -100,6 +100,7 @@ class Capture:
         """Take the next step; return what was captured of it, and the state before it."""
         trainer = self._trainer
         state = TrainingState.of(trainer.model, trainer.optimizer)
+        # Before the samples are loaded: the replay loads them again from the same generators.
         random = random_states()
         batch, loaded = next(self._steps)
         # A loss may work in place.
@@ -120,6 +121,7 @@ class Capture:
             result = trainer.step(batch, loaded)
         captured.exchanged = messages.record
         captured.losses, captured.counts = self._losses, self._counts
+        # Of all trained parameters: one without a gradient is told by None, not by its absence.
         captured.local = {name: self._local.get(name) for name, _ in self._named}
         captured.reduced = self._reduced
         captured.after = state_digests(trainer.model, trainer.optimizer)
@@ -145,6 +147,7 @@ class Capture:
 
     def _lr_of(self) -> dict[str, float]:
         groups = self._trainer.optimizer.param_groups
+        # By identity: an optimizer does not know its parameters' names.
         known = {id(parameter): float(group["lr"]) for group in groups for parameter in group["params"]}
         return {name: known[id(parameter)] for name, parameter in self._named if id(parameter) in known}
 
@@ -160,17 +163,20 @@ class Capture:
         backward = self._trainer.backward
 
         def watched(loss: Tensor, items: Tensor | None, size: int, global_size: int) -> None:
+            # A rank without samples takes part with a loss of zero, which is none of the recipe's.
             if size:
                 self._losses.append(float(loss.detach()))
                 self._counts.append(float(size if items is None else items))
             backward(loss, items, size, global_size)
 
+        # On this trainer alone: another, of the same class, is not watched.
         self._trainer.backward = watched  # type: ignore[method-assign]
 
     def _watch_reduction(self) -> None:
         reduced = self._trainer.reduced
 
         def watched(count: float) -> list[Tensor]:
+            # Here they have been reduced, and nothing has scaled or clipped them yet.
             gradients = self._trainer.strategy.full_gradients()
             self._reduced = {name: None if g is None else g.detach().clone() for name, g in gradients.items()}
             return reduced(count)

@@ -79,6 +79,7 @@ class _Undropped(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name, named = getattr(func, "__name__", ""), dict(kwargs or {})
+        # By name, because torch and torch.nn.functional each have a function of it.
         if name in _DROPOUTS:
             return _identity(name, *args, **named)
         if name in _RECURRENT and len(args) > 6:
@@ -116,6 +117,7 @@ def _is_off(func: Any, given: Mapping[str, Any]) -> bool:
     """Return whether an operation that may draw draws nothing this time."""
     if func._schema.name == "aten::_nested_tensor_softmax_with_shape":
         return True
+    # Where dropout is switched off above, attention and recurrent layers come here with a chance of 0, and draw nothing.
     chances = [given[name] for name in ("dropout", "dropout_p") if name in given]
     return chances == [0.0] or any(given.get(name) is False for name in ("train", "training"))
 
@@ -133,6 +135,7 @@ def _constant(func: Any, given: Mapping[str, Any]) -> Any:
 
 
 def _value_of(name: str) -> Callable[[Mapping[str, Any]], Any] | None:
+    # An operation in place, like another tensor or without side effects draws as the plain one does.
     return _VALUES.get(name.removesuffix("_").removesuffix("_like").removesuffix("_functional"))
 
 
@@ -146,6 +149,7 @@ def _placed(given: Mapping[str, Any], value: Any, in_place: bool) -> Tensor:
 
 def _filled(given: Mapping[str, Any], value: float) -> Tensor:
     options = {name: given[name] for name in _OPTIONS if given.get(name) is not None}
+    # With a size it makes a tensor of that size, and without one a tensor like the one that it is given.
     if "size" in given:
         return torch.full(given["size"], value, **options)
     return torch.full_like(given["self"], value, **options)
@@ -154,6 +158,7 @@ def _filled(given: Mapping[str, Any], value: float) -> Tensor:
 def _native_dropout(given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Keep all, scaled as backward scales, which is not told here."""
     input, p = given["input"], given["p"]
+    # Where p is 1 all is dropped, and 1 / (1 - p) would divide by 0.
     scale = 1.0 if not given["train"] else 0.0 if p == 1 else 1 / (1 - p)
     return input * scale, torch.ones_like(input, dtype=torch.bool)
 
@@ -169,6 +174,7 @@ def _bernoulli(given: Mapping[str, Any]) -> Any:
 def _multinomial(given: Mapping[str, Any]) -> Tensor:
     """Return the likeliest category each time; without replacement, the likeliest ones."""
     weights, number = given["self"], given["num_samples"]
+    # Stable, so that equal weights are taken in the order of their categories.
     order = weights.sort(dim=-1, descending=True, stable=True).indices
     if given["replacement"]:
         order = order[..., :1].expand(*weights.shape[:-1], number)
@@ -194,10 +200,12 @@ _VALUES: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "bernoulli": _bernoulli,
     "binomial": lambda given: (given["count"] * given["prob"]).floor(),
     "cauchy": lambda given: given["median"] + 0.5 * given["sigma"],
+    # The median.
     "exponential": lambda given: math.log(2) / given["lambd"],
     "geometric": lambda given: 1,
     "log_normal": lambda given: math.exp(given["mean"] + 0.5 * given["std"]),
     "multinomial": _multinomial,
+    # Not the mean: the deviation would not count in the loss, and have no gradient.
     "normal": lambda given: given["mean"] + 0.5 * given["std"],
     "poisson": lambda given: given["self"].floor(),
     "rand": lambda given: 0.5,

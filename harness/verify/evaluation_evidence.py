@@ -47,9 +47,11 @@ def evaluation_of(
     if dataset is None:
         return EvaluationEvidence()
     number = evaluated(len(dataset), subject.plan.global_batch_size, subject.seat.world_size)
+    # Lists, as JSON returns them: what is shared is compared with it.
     reported = {name: list(pair) for name, pair in evaluate(trainer, Subset(dataset, range(number))).items()}
     if not subject.is_rank_0:
         return EvaluationEvidence()
+    # A reference that the steps have asked for says that they have no twin: then the evaluation is this run's own too.
     known = None if reference.is_made else shared.evaluation(reported)
     if known is not None:
         return EvaluationEvidence(reported, *known)
@@ -63,10 +65,12 @@ def _alone(
     """Return the evaluation of one process of the first so many samples, of all that there are, beside the ranks' own."""
     number, of_ranks = numbers
     ranks = subject.seat.world_size
+    # As the ranks' evaluation found it.
     state = TrainingState.of(trainer.model, trainer.optimizer)
     parts, size = parts_of(number, ranks), -(-subject.plan.global_batch_size // ranks)
     reference = pending.get().evaluation
     alone = reference.num_samples()
+    # Only the first samples are evaluated: data sets of different lengths may have the same ones.
     if alone != of_ranks:
         raise Mismatch(f"eval_dataset() has {alone} samples for one process, and {of_ranks} for {ranks} ranks.")
     metrics, draws = reference.evaluate(state, parts, size, draw=0)

@@ -37,12 +37,14 @@ class Narrowing(TorchDispatchMode):
 
     def narrowed(self, loss: Tensor) -> torch.dtype | None:
         """Return the coarsest type on the way to ``loss``, to be asked before its backward; None where nothing was narrowed."""
+        # A hook may keep any tensor for backward and make it again: so whatever was narrowed may count.
         if self._is_hooked:
             return coarsest([self._reached, *self._by_storage.values()])
         return coarsest([self._reached, *map(self._dtype_of, [loss, *_kept_by_functions(loss)])])
 
     def reach(self, tensors: Iterable[Tensor]) -> None:
         """Count what is in these tensors as on the way to the loss."""
+        # It cannot be followed outside torch, and may come back as any number.
         self._reached = coarsest([self._reached, *map(self._dtype_of, tensors)])
 
     def __enter__(self) -> Self:
@@ -64,11 +66,13 @@ class Narrowing(TorchDispatchMode):
         narrowed = coarsest(map(self._dtype_of, given))
         finest = min((torch.finfo(t.dtype).eps for t in given if _is_real_or_complex(t)), default=None)
         out = func(*args, **kwargs)
+        # What it wrote into its arguments too: an operation need not return that.
         made = list(tensors_in([out, _written(func, args, kwargs)]))
         for tensor in made:
             is_coarser = finest is not None and _is_real_or_complex(tensor) and torch.finfo(tensor.dtype).eps > finest
             self._note(tensor, coarsest([narrowed, tensor.dtype if is_coarser else None]))
         if not made:
+            # It returned no tensor, but a number, as item() does: the way out of torch.
             self._reached = coarsest([self._reached, narrowed])
         if not self._is_hooked and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             self._is_hooked = True
@@ -81,6 +85,7 @@ class Narrowing(TorchDispatchMode):
         if storage is None:
             self._reached = coarsest([self._reached, dtype])
         else:
+            # The coarsest of what was ever written there: a part of it may still be the old.
             self._by_storage[storage] = coarsest([dtype, self._by_storage.get(storage)]) or dtype
 
     def _dtype_of(self, tensor: Tensor) -> torch.dtype | None:
@@ -139,6 +144,7 @@ def _kept_by_functions(loss: Tensor) -> Iterator[Tensor]:
         if node is None or node in seen:
             continue
         seen.add(node)
+        # A loop and not a recursion: graphs are deeper than Python's stack.
         nodes += [before for before, _ in node.next_functions]
         if isinstance(node, BackwardCFunction):
             yield from tensors_in([node.saved_tensors, vars(node)])

@@ -57,6 +57,7 @@ class WorldOfOne:
             if not (dist.is_available() and dist.is_initialized()):
                 yield
                 return
+            # Made once and kept: a group that the model has made at its birth is found again in its loss.
             if self._world is None:
                 self._world = _world_of_one()
             with _shown(self._world):
@@ -65,6 +66,7 @@ class WorldOfOne:
 
 @contextmanager
 def _environment_of_one() -> Iterator[None]:
+    # Only those that are set: code may also ask whether there are any.
     variables = {name: value for name, value in RankEnvironment().variables().items() if name in os.environ}
     before = {name: os.environ[name] for name in variables}
     os.environ.update(variables)
@@ -91,6 +93,7 @@ def _world_of_one() -> _World:
     # A store in memory has no public name, and a group of one needs no port for it.
     with _shown(world), joining(one_machine=True):
         dist.init_process_group(backend, store=_C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    # init_process_group puts one of torch's in its place.
     sys.excepthook = hook
     return world
 
@@ -123,6 +126,7 @@ def unanswered(num_ranks: int, refuse: Callable[..., Any]) -> Iterator[None]:
     # Functional collectives find a group by its name in a private registry of C++, in which init_process_group enters its own.
     _C._distributed_c10d._register_process_group(name, group)
     new_group = dist.new_group
+    # A new group takes a store, and this world has none.
     dist.new_group = refuse
     try:
         with _shown(world):

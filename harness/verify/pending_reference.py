@@ -43,8 +43,10 @@ class PendingReference:
             seat, start = self._subject.seat, self._start
             reference = Reference(self._subject.plan, seat.world_size, seat.device, start.num_steps, self._ranks_model)
             # Before anything is compared: bits of another model would accuse the ranks of what the recipe did.
+            # Models first: of another one no other difference means anything.
             self._require_same_model(reference)
             self._require_same_samples(reference)
+            # Kept only when it was found to be the same: whoever asks again is told again.
             self._reference = reference
         return self._reference
 
@@ -64,5 +66,6 @@ class PendingReference:
         ranks, own, start = self._subject.seat.world_size, reference.process.num_samples, self._start
         if own != start.num_samples:
             raise Mismatch(f"dataset() has {own} samples for one process, and {start.num_samples} for {ranks} ranks.")
+        # A recipe may group by the number of ranks: equal samples then make other batches.
         if any(reference.process.batches(epoch) != batches for epoch, batches in enumerate(start.own_batches)):
             raise Mismatch(f"batches() makes other global batches for one process than for {ranks} ranks.")

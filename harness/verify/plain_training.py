@@ -52,6 +52,7 @@ def _train_alone(plan: TrainPlan, dataset: Any, device: torch.device, steps: int
         narrow = plan.precision == "bfloat16"
         with torch.autocast(device.type, torch.bfloat16) if narrow else nullcontext():
             loss = recipe.loss(model, samples)
+        # Over all items at once, which is what the ranks together have to come to.
         mean = loss[0] / loss[1] if isinstance(loss, tuple) else loss
         mean.backward()
         if plan.clip_norm is not None:

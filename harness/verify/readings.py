@@ -38,6 +38,7 @@ def readings_of(trainer: Trainer) -> Readings | None:
     readings = _of_all_ranks(trainer, A_FEW)
     # Ranks whose data sets draw nothing read the same, which is as it should be.
     drawn = [digest for digest, changes in zip(readings["digests"], readings["changes"], strict=True) if changes]
+    # All ranks judge by the same lists, so that all read again or none does.
     return readings if len(set(drawn)) == len(drawn) else _of_all_ranks(trainer, MANY)
 
 
@@ -48,6 +49,7 @@ def _of_all_ranks(trainer: Trainer, number: int) -> Readings:
     except Exception as error:
         digests, why_not = [], f"rank {trainer.seat.rank} could not read a copy of it: {type(error).__name__}: {error}"
     changes = sum(digest != before for before, digest in pairwise(digests))
+    # A rank that could not read takes part too, or the others would wait for it.
     everybody = from_all((value_digest(digests), changes, why_not))
     return Readings(
         number=number,
@@ -60,6 +62,7 @@ def _of_all_ranks(trainer: Trainer, number: int) -> Readings:
 def _read(trainer: Trainer, number: int) -> list[str]:
     """Return the digests of as many readings; none of a plain TensorDataset, which has nothing to draw by."""
     dataset, plan = trainer.dataset, trainer.plan
+    # Of this class exactly: one derived from it may draw.
     if type(dataset) is TensorDataset:
         return []
     samples = list(range(min(READ, trainer.batches.num_samples)))
@@ -88,9 +91,11 @@ def _large(holder: Any, seen: set[int]) -> Iterator[Any]:
     """Yield what is large in an object, and in the objects that it holds."""
     if id(holder) in seen:
         return
+    # Objects may hold each other.
     seen.add(id(holder))
     num_bytes = getattr(holder, "nbytes", None)
     if isinstance(num_bytes, int):
+        # An array or a tensor: its own size says all, and there is nothing within it to look at.
         if num_bytes > LARGE:
             yield holder
     elif isinstance(holder, list | tuple | dict | set | str | bytes) and len(holder) > LARGE:

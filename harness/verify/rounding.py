@@ -46,6 +46,7 @@ def exchange_ratios(heard: Sequence[Sequence[Exchanged]], replayed: Sequence[Seq
         replayed: The same of its replay, which told what it has computed.
     """
     worst: dict[str, float] = {}
+    # The longest: an exchange that one side lacks is an error and not the end.
     for exchanges in zip_longest(*heard, *replayed):
         layer = next(exchange.layer for exchange in exchanges if exchange is not None)
         worst[layer] = max(worst.get(layer, 0.0), _error_of_exchange(exchanges[: len(heard)], exchanges[len(heard) :]))
@@ -63,6 +64,7 @@ def _error_of_exchange(ranks: Sequence[Exchanged | None], replays: Sequence[Exch
 
 
 def _error_of_copy(heard: Tensor, told: Tensor) -> float:
+    # By bytes: NaN is not equal to itself, and yet arrives.
     is_copy = heard.shape == told.shape and bool((heard.view(torch.uint8) == told.view(torch.uint8)).all())
     return 0.0 if is_copy else float("inf")
 
@@ -72,6 +74,7 @@ def _error_of_sum(heard: Tensor, told: Tensor) -> float:
     if len(told) <= 2:
         return 0.0 if bool((heard == exact.to(heard.dtype)).all()) else float("inf")
     error = _by_bound(heard, exact, len(told) - 1, told.double().abs().sum(0), heard.dtype)
+    # A comparison with NaN is False, and max() might pass over it.
     return math.inf if math.isnan(error) else error
 
 
@@ -94,10 +97,12 @@ def reduction_ratios(local: Sequence[Gradients], reduced: Gradients, wire: torch
 def _worst(name: str, local: Sequence[Gradients], reduced: Tensor | None, wire: torch.dtype | None) -> float:
     parts = [gradients[name] for gradients in local]
     present = [part for part in parts if part is not None]
+    # No gradient anywhere is right; one that appears or vanishes in the reduction is not.
     if reduced is None or not present:
         return 0.0 if reduced is None and not present else float("inf")
     rows = _rows([*present, reduced])
     wide = [_select(part, rows).double() for part in present]
+    # By all ranks: one without a gradient counts as zeros.
     mean = torch.stack(wide).sum(0) / len(local)
     result = _select(reduced, rows)
     if len(local) <= 2 and wire is None:
@@ -122,15 +127,18 @@ def _by_bound(result: Tensor, exact: Tensor, k: int, magnitude: Tensor, dtype: t
         roundings: How many results may each fall below the smallest number of ``dtype``.
     """
     narrow = torch.finfo(dtype)
+    # torch's eps is the distance of 1 to the next number; rounding is off by half of it at most.
     u = narrow.eps / 2
     gamma = (2 if result.dtype == torch.float64 else 1) * k * u / (1 - k * u)
     ratio = (result.double() - exact).abs() / (gamma * magnitude + roundings * narrow.smallest_normal * narrow.eps)
+    # A tensor may have no element.
     return float(ratio.max()) if ratio.numel() else 0.0
 
 
 def _rows(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return the rows that any sparse tensor holds; None where all are dense."""
     indices = [t.coalesce().indices()[0] for t in tensors if t.is_sparse]
+    # A dense one has a value in every row: then all are compared as dense.
     if not indices or any(not t.is_sparse for t in tensors):
         return None
     return torch.unique(torch.cat(indices))
@@ -142,6 +150,7 @@ def _select(tensor: Tensor, rows: Tensor | None) -> Tensor:
         return tensor.to_dense() if tensor.is_sparse else tensor
     tensor = tensor.coalesce()
     chosen = tensor.values().new_zeros((len(rows), *tensor.shape[1:]))
+    # unique() has sorted them, and every row of the tensor is among them.
     chosen[torch.searchsorted(rows, tensor.indices()[0])] = tensor.values()
     return chosen
 
@@ -186,6 +195,7 @@ def _norm(tensor: Tensor | None) -> float:
 
 def _difference(a: Tensor | None, b: Tensor | None) -> float:
     if a is None or b is None:
+        # One of them is nothing, and the other all of the difference.
         return _norm(a) + _norm(b)
     a, b = (t.to_dense() if t.is_sparse else t for t in (a, b))
     return _norm(a.double() - b.double())

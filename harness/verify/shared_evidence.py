@@ -28,6 +28,7 @@ class SharedEvidence:
 
     def has_birth(self, birth: list[Digests]) -> bool:
         """Return whether that run began in the same bits."""
+        # Each tensor's digest on each rank: with other weights even equal losses would be chance.
         return bool(self._evidence.get("birth") == birth)
 
     @property

@@ -55,8 +55,10 @@ def start_of(trainer: Trainer) -> Start:
     Raises:
         Mismatch: The ranks have data sets of different lengths.
     """
+    # Digests travel, and not tensors: each rank's are compared bit by bit for a few bytes each.
     birth = from_all({**state_digests(trainer.model, trainer.optimizer), **digests(trainer.model.named_buffers())})
     facts = from_all({**trainer.facts(), "uncovered": trainer.strategy.unreduced()})
+    # Before any sample number is looked at: by different lengths the orders differ everywhere.
     require_one_data_set([rank_facts["num_samples"] for rank_facts in facts], trainer.seat.rank)
     epochs = range(min(EPOCHS, trainer.plan.epochs or EPOCHS))
     partition = _partition(trainer, epochs)
@@ -66,6 +68,7 @@ def start_of(trainer: Trainer) -> Start:
 
 def _partition(trainer: Trainer, epochs: Sequence[int]) -> Partition:
     """Look at the sample numbers of whole epochs, as the ranks would take them."""
+    # By the methods that training itself calls: what a fault puts in their place is seen here too.
     own = [
         [(list(batch), list(trainer.batches.shard(batch))) for batch in trainer.batches.epoch_batches(epoch)]
         for epoch in epochs

@@ -86,8 +86,10 @@ class SyncBatchNorm(_BatchNorm):
             return
         self.num_batches_tracked.add_(1)
         weight = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        # The statistics of nothing are zeros, and would pull the running ones there.
         if batch.is_empty(input):
             return
+        # As BatchNorm does: it normalises by the biased variance, and keeps the unbiased one.
         unbiased = batch.var * (batch.count / (batch.count - 1))
         self.running_mean.mul_(1 - weight).add_(batch.mean.to(self.running_mean.dtype), alpha=weight)
         self.running_var.mul_(1 - weight).add_(unbiased.to(self.running_var.dtype), alpha=weight)
@@ -231,11 +233,14 @@ def _global_statistics(input: Tensor, layer: SyncBatchNorm) -> _BatchStatistics:
     """
     mean, square_sum = _local_statistics(input)
     count = mean.new_full((1,), _values_per_channel(input))
+    # In one message: of so few numbers it is the exchange itself that takes time.
     parts = current().gather(torch.cat([count, mean, square_sum]), layer)
     counts, means, square_sums = parts[:, :1], parts[:, 1 : 1 + len(mean)], parts[:, 1 + len(mean) :]
+    # Zeros rather than 0 / 0 where no rank has a value.
     total = counts.sum().clamp(min=1)
     mean = (counts * means).sum(0) / total
     var = (square_sums + counts * (means - mean).square()).sum(0) / total
+    # The true count: no value at all is to be told from one.
     return _BatchStatistics(mean, var, counts.sum())
 
 
@@ -257,6 +262,7 @@ def _local_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _statistics_dtype(input: Tensor) -> torch.dtype:
+    # In half precision a sum of many numbers stops growing.
     return torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
 
 
@@ -282,8 +288,10 @@ class _Normalize(Function):
     ) -> Tensor:
         dtype = _statistics_dtype(input)
         mean, var = batch.mean.to(dtype), batch.var.to(dtype)
+        # From the wide variance, so that the inverse is rounded once.
         ctx.save_for_backward(input, weight, mean, (batch.var + layer.eps).rsqrt().to(dtype), batch.count.to(dtype))
         ctx.layer = layer
+        # torch's kernel of evaluation: it normalises by whatever statistics it is given.
         return F.batch_norm(input, mean, var, _cast(weight, dtype), _cast(bias, dtype), training=False, eps=layer.eps)
 
     @staticmethod
@@ -296,6 +304,7 @@ class _Normalize(Function):
         grad_bias, grad_weight = grad.sum(dims), (grad * normalized).sum(dims)
         grad_input = None
         if ctx.needs_input_grad[0]:
+            # All ranks of the group come here or none does: whether the input wants a gradient is a matter of the model.
             totals = current().total(torch.stack([grad_bias, grad_weight]), ctx.layer)
             mean_grad, mean_grad_normalized = totals / count.clamp(min=1)
             scale = inverse_std if weight is None else inverse_std * weight

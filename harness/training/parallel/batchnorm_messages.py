@@ -52,6 +52,7 @@ class Collective:
 
     def total(self, values: Tensor, layer: Layer) -> Tensor:
         """Return the sum over ranks."""
+        # all_reduce writes into what it is given, and a record keeps what was told.
         total = values.clone()
         dist.all_reduce(total, group=layer.group)
         return total
@@ -93,6 +94,7 @@ class Recording:
     def __init__(self, model: nn.Module) -> None:
         self.record: list[Exchanged] = []
         self._names = {id(layer): name for name, layer in model.named_modules()}
+        # At birth, when this one is not in use yet: later it would ask itself.
         self._inner = current()
 
     def num_ranks(self, layer: Layer) -> int:
@@ -139,12 +141,14 @@ class Replaying:
     def _next(self, is_sum: bool, told: Tensor) -> Tensor:
         number = len(self.record)
         known = self._recorded[number] if number < len(self._recorded) else None
+        # The kind and shape alone: what is told differs where a rank was wrong, and that is for R4 to say.
         if known is None or known.is_sum != is_sum or known.told.shape != told.shape:
             raise HarnessError(
                 f"the replay of a step comes to exchange number {number} of synchronised layers, which the run did not have: "
                 "does forward depend on more than the model's state, its batch and torch's random numbers?"
             )
         self.record.append(Exchanged(known.layer, is_sum, told.detach().clone(), known.heard))
+        # Whoever hears it may change it in place, and the record is to stay.
         return known.heard.clone()
 
 

@@ -21,6 +21,7 @@ def world_size(group: ProcessGroup | None) -> int:
     """Return the number of ranks in the group; 1 before initialisation and on a rank outside the group."""
     if not (dist.is_available() and dist.is_initialized()):
         return 1
+    # torch says -1 to a rank outside the group.
     return max(1, dist.get_world_size(group))
 
 
@@ -58,7 +59,9 @@ def require_one_model(model: nn.Module, group: ProcessGroup | None) -> None:
     if world_size(group) == 1:
         return
     tensors = described_tensors(model)
+    # Where the model lies: nccl sends from no other device.
     device = next(iter(model.parameters()), torch.empty(0)).device
+    # A digest first: where all is right, 32 bytes travel, and the lists only where they differ.
     digest = torch.tensor(list(hashlib.sha256(repr(tensors).encode()).digest()), dtype=torch.uint8, device=device)
     # Held until the next time: a thread of gloo's that let go of them as the last one would want the interpreter's lock,
     # and a data worker that is forked just then never comes out of its fork.
@@ -69,6 +72,7 @@ def require_one_model(model: nn.Module, group: ProcessGroup | None) -> None:
     dist.all_gather_object(described, tensors, group=group)
     rank, differing = next(((r, other) for r, other in enumerate(described) if other != described[0]), (0, described[0]))
     if rank:
+        # Each rank finds the same pair in the same lists, so that all raise, and one of them as the cause.
         message = f"The ranks do not have the same model: {difference(described[0], differing, 'rank 0', f'rank {rank}')}."
         raise Mismatch(f"{message} Make it alike on all ranks.", is_consequence=dist.get_rank(group) != rank)
 

@@ -30,6 +30,7 @@ def in_type(dtype: torch.dtype) -> Hook:
     # DDP compares annotations with classes, and those of this module are texts.
     def hook(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
         wide = bucket.buffer()
+        # Divided before the sum, which in float16 would overflow sooner than the mean.
         sent = wide.to(dtype).div_(dist.get_world_size())
         return dist.all_reduce(sent, async_op=True).get_future().then(lambda future: wide.copy_(future.value()[0]))
 

@@ -238,6 +238,7 @@ class DataParallel(nn.Module):
         if dense:
             object.__setattr__(self, "torch_ddp", _build_ddp(self.module, tables, self._comm_hook, self._options))
         else:
+            # Without DDP, which does it at its construction.
             _broadcast_state(self.module, self.group)
         if tables:
             anchor = dense[0] if dense and self.find_unused_parameters else None
@@ -245,6 +246,7 @@ class DataParallel(nn.Module):
 
 
 def _warn_deprecated(warned: set[str], name: str) -> None:
+    # Once for each wrapper: scripts call these in every step.
     if name not in warned:
         warned.add(name)
         message = f"DataParallel.{name}() does nothing: backward averages the gradients. Remove the call."
@@ -291,12 +293,14 @@ def _insert_module_prefix(model: nn.Module, state_dict: dict[str, Any], prefix: 
     """Rename the entries of a nested wrapper to where torch looks for them, below ``module.``."""
     if _is_of_ddp(model, state_dict, prefix):
         return
+    # Over a list, because the dictionary changes meanwhile.
     for key in [key for key in state_dict if key.startswith(prefix)]:
         state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
 
 
 def _broadcast_state(module: nn.Module, group: ProcessGroup | None) -> None:
     for tensor in (*module.parameters(), *module.buffers()):
+        # By the number within the group: rank 0 of all may be none of its members.
         dist.broadcast(tensor.detach(), group=group, group_src=0)
 
 

@@ -62,8 +62,10 @@ class DdpStrategy:
         """
         learns = self._plan.static_graph and not self._accumulates
         if self._seat.world_size > 1 and not learns:
+            # The way of a rank without samples: it needs no data and draws no random numbers.
             self._wrapped(None)[0].backward()
             for parameter in self._loss.parameters():
+                # As they were: zeros are gradients too, by which an optimizer would decay its parameters.
                 parameter.grad = None
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor | None]:
@@ -95,6 +97,7 @@ class DdpStrategy:
 
     def full_state(self) -> Mapping[str, Any]:
         """Return the bare model's state."""
+        # Not the wrapper's, in which the loss's alarm is too.
         return self._loss.model.state_dict()
 
     def full_gradients(self) -> dict[str, Tensor | None]:

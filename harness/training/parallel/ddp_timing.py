@@ -37,6 +37,7 @@ def reduction(ddp: DistributedDataParallel | None) -> dict[str, Any]:
     """
     data = _logged(ddp)
     times = _seconds(data, ("avg_backward_comm_time", "avg_backward_compute_comm_overlap_time"))
+    # DDP puts its buckets in order after its first backward, and logs both orders.
     sizes = re.findall(r"\d+", str(data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes")))
     if not times or not sizes:
         return {}

@@ -16,6 +16,7 @@ def gradient_values(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
         if parameter.grad is None:
             continue
         if parameter.grad.is_sparse:
+            # A row that is there twice would count in a norm as two.
             parameter.grad = parameter.grad.coalesce()
             values.append(parameter.grad.values())
         else:
@@ -33,6 +34,7 @@ def are_finite(values: list[Tensor]) -> bool:
     """Return True if no gradient holds NaN or infinity; an overflow of a tensor's sum counts as infinity."""
     if not values:
         return True
+    # One number to wait for: whatever is added to NaN or infinity, the sum is not finite.
     return math.isfinite(float(torch.stack([value.sum() for value in values]).sum()))
 
 

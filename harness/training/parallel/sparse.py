@@ -27,9 +27,11 @@ def _sparse_modules(module: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
 def sparse_tables(module: nn.Module) -> list[nn.Parameter]:
     """Return the trainable weights of sparse layers, each once, in the order of the module."""
     weights = {id(layer.weight): layer.weight for layer in _sparse_modules(module)}
+    # Of a parametrised layer the weight is computed, and no parameter.
     return [p for p in weights.values() if isinstance(p, nn.Parameter) and p.requires_grad]
 
 
+# In this order: the largest kind on any rank says how all of them reduce.
 _NO_GRAD, _SPARSE, _DENSE = range(3)
 
 
@@ -91,6 +93,7 @@ class SparseTables:
         self._queued = False  # a backward that raised has left it set
         for tensor in tensors:
             if tensor.requires_grad:
+                # The output's hook runs as backward begins; what it queues runs when backward is over.
                 tensor.register_hook(self._queue)
 
     def _queue(self, _grad: Tensor) -> None:
@@ -104,6 +107,7 @@ class SparseTables:
         self._queued = False
         if self.before_reduction is not None:
             self.before_reduction(self._tables)
+        # Kinds first: a table may be untouched on one rank only, and all have to come to the same collectives.
         kinds_and_rows = torch.tensor([self._describe(table) for table in self._tables], device=self._tables[0].device)
         by_table = torch.stack(all_gather(kinds_and_rows, self._group), dim=1).tolist()
         for table, per_rank in zip(self._tables, by_table, strict=True):
@@ -159,6 +163,7 @@ def _sparse_mean(table: nn.Parameter, rows_of_rank: Sequence[int], group: Proces
     Returns:
         A coalesced gradient with each row that some rank has.
     """
+    # all_gather takes equal shapes: shorter gradients are filled up with zeros, which are cut off again.
     longest = max(rows_of_rank)
     indices = torch.zeros(longest, dtype=torch.int64, device=table.device)
     values = table.new_zeros(longest, *table.shape[1:])
@@ -168,5 +173,6 @@ def _sparse_mean(table: nn.Parameter, rows_of_rank: Sequence[int], group: Proces
         values[:rows] = table.grad.values()
     all_indices = torch.cat([x[:rows] for x, rows in zip(all_gather(indices, group), rows_of_rank, strict=True)])
     all_values = torch.cat([x[:rows] for x, rows in zip(all_gather(values, group), rows_of_rank, strict=True)])
+    # The indices were valid in each rank's gradient: to check them again would wait for the device.
     total = torch.sparse_coo_tensor(all_indices[None], all_values, table.shape, check_invariants=False).coalesce()
     return total.div_(len(rows_of_rank))
