@@ -76,6 +76,7 @@ def examine() -> list[Finding]:
     """Return all findings; what needs torch is left out where torch cannot be imported."""
     findings = [*_machine_findings(), _name_finding(), _loopback_finding(), _memory_finding(), _files_finding()]
     try:
+        # Asked of another process: a build of torch that crashes when it is imported is a finding too.
         seen = registry.machine()
     except HarnessError as error:
         # The text ends with what the child process printed, and that with the error itself.
@@ -174,6 +175,7 @@ def _limit(number: int) -> str:
 
 def try_launcher(method: str) -> Finding:
     """Return what came of an all-reduce of 2 gloo ranks under a launcher."""
+    # The run's folder goes with it: nothing is left behind in the user's.
     with contextlib.closing(TempDir()) as folder:
         run = folder.run()
         script = run.path / "all_reduce.py"

@@ -25,6 +25,7 @@ class Stranding:
 
 def find_stranding(states: Sequence[RankState]) -> Stranding | None:
     """Return who has left without joining the group that others wait for; None where nobody has."""
+    # A rank that has raised has not left: that is a failure of its own, and is called one.
     gone = [state.rank for state in states if state.has_left and not state.has_joined]
     waiting = [state.rank for state in states if state.is_joining and not (state.has_joined or state.has_finished)]
     return Stranding(gone[0], waiting) if gone and waiting else None
@@ -58,11 +59,13 @@ def judge_hang(result: RunResult, run: RunDir, plan: RunPlan, stacks: Sequence[s
     rank = absent[0] if absent else min(result.ranks, key=lambda r: len(r.steps)).rank
     total = plan.train.steps if plan.train else None
     limit = f"{plan.timeout_s:g} s{aside(plan.words, 'timeout_s')}"
+    # Not even its start was recorded: it could not be asked for its stacks.
     if result.ranks[rank].pid is None:
         message = f"rank {rank} of {plan.nprocs} did not start within {limit}."
         return _failed(result, message, rank, f"Log: {log_of(run, rank)}")
     steps = result.ranks[rank].steps
     after = f" after step {steps[-1].step + 1}" + (f" of {total}" if total else "") if steps else ""
+    # Where all are absent, nobody waits for them: each hangs by itself.
     others = f" {listed(absent)} did not arrive where the others waited." if 0 < len(absent) < len(result.ranks) else ""
     message = f"rank {rank} of {plan.nprocs} was silent for {limit}{after}; all ranks were stopped.{others}"
     return _failed(result, message, rank, f"Stacks of all ranks: {_shown(run.stacks)}")

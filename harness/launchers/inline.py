@@ -33,6 +33,7 @@ class InlineLauncher:
 
         # The main script is this very process: nothing is to be loaded a second time.
         here = dataclasses.replace(plan, task=dataclasses.replace(plan.task, main_path=None))
+        # Rank 0 of 1, whatever the environment of this process says.
         who = RankEnvironment()
         with (
             interruptible(),
@@ -97,6 +98,7 @@ def _as_rank(environment: Mapping[str, str], threads: int) -> Iterator[None]:
             yield
     finally:
         untie()
+        # Where the rank has not imported torch, whoever does later is to have torch's own count.
         withdraw()
         if torch is not None:
             set_threads(threads_before)

@@ -75,6 +75,7 @@ class OwnProcess(LocalProcess):
                 pass_fds=pass_fds,
             )
 
+        # The main thread, by its number on Linux: it lasts as long as the process.
         if threading.get_native_id() == os.getpid():
             return start()
         # The kernel has a child end with the thread that forked it, and this thread may end before its ranks.

@@ -154,6 +154,7 @@ class WarmServer:
     def _wait_until_ready(self) -> None:
         if self._ready:
             return
+        # Counted after its imports: a library may have started a thread, whose locks a fork would copy as they are.
         _require_one_thread(self._next_answer()["ready"])
         self._ready = True
 

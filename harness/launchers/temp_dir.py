@@ -45,6 +45,7 @@ def _root() -> str:
     if len(os.fsencode(f"{chosen}/{_PREFIX}12345678/listener-12345678")) <= _MOST_BYTES:
         return chosen
     too_long = f"TMPDIR={chosen} is too long: paths of sockets have at most {_MOST_BYTES} bytes"
+    # /dev/shm last: what lies there takes memory.
     short = next((folder for folder in ("/tmp", "/var/tmp", "/dev/shm") if os.access(folder, os.W_OK | os.X_OK)), None)
     if short is None:
         raise HarnessError(f"{too_long}. Set TMPDIR to a shorter one.")
@@ -61,6 +62,7 @@ class TempDir:
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_root()))
+        # Each process that uses the folder leaves a file here that is named by its number.
         (self.path / "processes").mkdir()
         try:
             # In a session of its own, where no Ctrl-C reaches it; in /, so that it keeps no folder of the user's busy; and

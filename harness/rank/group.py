@@ -153,6 +153,7 @@ def get_world_size() -> int:
 
 def prepare_context(strategy: object = None) -> ParallelEnv:
     """Call :func:`init_parallel_env`. Deprecated; ``strategy`` has no effect."""
+    # FutureWarning: Python shows a DeprecationWarning only where __main__ calls, and none to a script's own modules.
     warnings.warn("prepare_context() is an old name: call init_parallel_env().", FutureWarning, stacklevel=2)
     return init_parallel_env()
 

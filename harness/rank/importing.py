@@ -58,6 +58,7 @@ class _Finder(MetaPathFinder):
         self._around = around
 
     def withdraw(self) -> None:
+        # It is not there any more once the module has been imported.
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
