@@ -150,6 +150,7 @@ class RankFailed(HarnessError):
         signal: int | None = None,
     ) -> None:
         super().__init__(message)
+        # Not handed to Exception, as its arguments are its text; pickle carries attributes by themselves.
         self.rank = rank
         self.pid = pid
         self.exit_code = exit_code

@@ -24,6 +24,7 @@ def details(result: RunResult, run: RunDir) -> str:
     failed = next((rank for rank in result.ranks if rank.rank == result.failed_rank), None)
     if failed is not None and failed.failure is not None:
         return failed.failure.traceback.rstrip()
+    # No rank has raised anything: where each of them stood is all that there is to see.
     if "hung" in result.marks and run.stacks.exists():
         return run.stacks.read_text(errors="replace").rstrip()
     return last_lines(run.log(result.failed_rank))

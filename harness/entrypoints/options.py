@@ -227,6 +227,7 @@ class _Once(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
         seen = vars(namespace).setdefault("_seen", {})
+        # Values and not texts: 4 and 04 do not contradict each other.
         first, value = seen.setdefault(self.dest, (option_string, values))
         # By identity first: nan differs from itself.
         if value is not values and value != values:

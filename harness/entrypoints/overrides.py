@@ -69,6 +69,7 @@ def _values(value: Any) -> list[Any]:
 
 def _is_option(value: Any, group: str) -> bool:
     """Return whether a value may name an option: a text, in quotes or not; of experiments there may be several."""
+    # Hydra types what it parses: launcher=1 is a number, and no option has one for its name.
     return isinstance(value, str | QuotedString) or (group == "experiment" and isinstance(value, list))
 
 

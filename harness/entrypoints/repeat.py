@@ -75,10 +75,12 @@ def run_trials(group: Sequence[JobReport], pairs: int, machine: Mapping[str, str
     while waiting:
         for slot in waiting:
             report = by_arm[slot.arm]
+            # Without a pilot, each launch belongs to a pair.
             assert slot.pair is not None
             trial = Trial(slot.order, slot.pair, slot.replaces, aa, among=_number(group[0]))
             by_arm[slot.arm] = report = dataclasses.replace(report, trials=(*report.trials, _launch(report, trial)))
             yield report
+        # Asked again after each round: a pair that is repeated may be disturbed as well.
         waiting = repeats(slots, [launch for report in by_arm.values() for launch in trials_of(report, machine)])
         slots += waiting
 

@@ -27,7 +27,7 @@ def is_wanted(plan: RunPlan, run: RunDir, result: RunResult) -> bool:
 def interrupt_and_resume(plan: RunPlan, run: RunDir, result: RunResult) -> None:
     """Interrupt a job's training and have it go on, in folders inside its own."""
     assert plan.train is not None
-    # As short as can be compared: up to the first step of which the training has left digests.
+    # Digests are left from birth on, before the first step that this training takes: one step behind that.
     first = min(steps_with_digests(result)) + 1
     beside = dataclasses.replace(plan.train, compare="off", profile=False, reference=None, save_weights=False)
     train = dataclasses.replace(beside, checkpoint_every=1, stop_after=first)

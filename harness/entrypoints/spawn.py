@@ -332,6 +332,7 @@ def _end_all() -> None:
         try:
             context.join()
         except Exception as error:
+            # Nobody is left to catch it, and atexit would print it with frames of ours.
             print(f"harness.spawn: ranks that nobody waited for failed: {error}", file=sys.stderr)
     for context in list(_living):
         # Finalizers have been shut down by now.

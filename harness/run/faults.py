@@ -135,6 +135,7 @@ def _checks(plan: Settings, fault: Fault, nprocs: int) -> list[tuple[bool, str]]
             f"fault={name} needs accumulation, and grad_accumulation=1. Use grad_accumulation=2 or more.",
         ),
         (
+            # With steps in place of epochs, the ranks alone see whether a second one begins.
             name == "epoch_not_set" and plan.epochs == 1,
             f"fault={name} needs a second epoch, and epochs=1. Use epochs=2 or more.",
         ),
@@ -142,6 +143,7 @@ def _checks(plan: Settings, fault: Fault, nprocs: int) -> list[tuple[bool, str]]
 
 
 def _is_size(fault: Fault, size: float) -> bool:
+    # int() raises on what is not finite.
     if not math.isfinite(size):
         return False
     if fault.unit == "relative":

@@ -172,6 +172,7 @@ class RunDir:
         A line that was cut off by a kill is left out.
         """
         events = list(read_events(self.records(rank)))
+        # torch's agent starts ranks again in the same files.
         starts = [number for number, event in enumerate(events) if event["event"] == "start"]
         return events[starts[-1] :] if starts else events
 

@@ -25,6 +25,7 @@ class Traits:
     has_agent: bool = False
 
 
+# Not attributes of the launchers: this room lies below theirs, and what reads records starts nothing.
 TRAITS: Mapping[str, Traits] = {
     "spawn": Traits(server_start_method="forkserver"),
     "launch": Traits(runs_scripts=True),
@@ -46,4 +47,5 @@ def method_for_scripts(needs_agent: bool) -> str:
 
 def is_served(method: str, start_method: str) -> bool:
     """Return True where ranks are forked from a server that outlives their run."""
+    # Without the first part, a launcher with no server would pass for one where there is no start method.
     return bool(start_method) and traits_of(method).server_start_method == start_method

@@ -185,6 +185,7 @@ def describe_others(first: End, others: Sequence[End]) -> str:
 def _is_same(end: End, first: End) -> bool:
     failure, first_failure = end.result.failure, first.result.failure
     if failure is None or first_failure is None:
+        # Where one of them left no exception, the ends of the processes have to tell.
         return _how(end) == _how(first)
     return (failure.type, failure.message) == (first_failure.type, first_failure.message)
 
@@ -203,6 +204,7 @@ def listed(ranks: Sequence[int]) -> str:
 def signal_name(number: int) -> str:
     """Return a signal's name, or its number where it has none."""
     try:
+        # Python names the first and the last of the real-time signals, and none between them.
         return signal.Signals(number).name
     except ValueError:
         return str(number)

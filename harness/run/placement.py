@@ -132,6 +132,7 @@ def _find_out(machine: Machine) -> tuple[str, str]:
     if "xpu" in seen and "bkcl" in machine.groups:
         return "bkcl", f"auto: {seen['xpu']} {_unit('xpu', seen['xpu'])} visible"
     if seen:
+        # Not gloo instead: an accelerator that goes unused must not pass for one that is absent.
         kind = next(iter(seen))
         sentence = (
             "{backend}=auto is unknown for the accelerator {kind} ({count} visible): this harness knows no process group "

@@ -130,6 +130,7 @@ class TrainPlan:
     save_weights: bool = setting(True, "leave the trained model's weights in the job's folder")
     keep_best: str | None = setting(None, "metric of the evaluation by which to keep the best weights too, as accuracy")
 
+    # The schema leaves it missing, as the option that is chosen for the group gives it.
     compare: str = setting("off", heading="Proof", path="compare.tier", schema=MISSING, choices=TIERS)
     on_mismatch: str = setting(
         "stop", "stop: a red check ends the job; warn: it goes on", path="compare.on_mismatch", choices=("stop", "warn")

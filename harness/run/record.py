@@ -211,6 +211,7 @@ class RunResult:
 
     def step_seconds(self) -> list[float]:
         """Return the time of each step in seconds: the slowest rank's."""
+        # The others wait for it in the reduction.
         return [max(s.seconds for s in parts) for parts in zip(*(rank.steps for rank in self.ranks), strict=False)]
 
     def step_samples(self, nominal: int) -> list[int]:
@@ -222,11 +223,13 @@ class RunResult:
         """Return the time from the call to the end of the first step on all ranks, in seconds; None without one."""
         if not self.ranks or any(not rank.steps for rank in self.ranks):
             return None
+        # CLOCK_MONOTONIC is one for all processes of a machine, so that a rank's reading can follow the parent's.
         return max(rank.steps[0].t for rank in self.ranks) - self.marks["called"]
 
 
 def joined(digests: Mapping[str, str]) -> str:
     """Return one digest for named ones: the first 16 hexadecimal digits of SHA-256 over ``name:digest;``, in their order."""
+    # 16 digits are 64 bits: short enough to be shown, and far more than two trainings can share by chance.
     return hashlib.sha256("".join(f"{name}:{digest};" for name, digest in digests.items()).encode()).hexdigest()[:16]
 
 

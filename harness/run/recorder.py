@@ -40,6 +40,7 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         # A rank that torch's agent starts again goes on in the same file: its readers keep their place.
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        # A process that the task forks has this recorder too, and must not tell how the rank ended.
         self.owner = os.getpid()
         self.step_now: int | None = None
         """The step of the training that is being taken; None before and after it."""

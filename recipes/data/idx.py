@@ -88,6 +88,7 @@ def read_idx(path: Path, num_dims: int) -> Tensor:
     """
     content = read_bytes(path)
     header_size = 4 + 4 * num_dims
+    # The header's first four bytes, as one number.
     wanted = _UNSIGNED_BYTE << 8 | num_dims
     magic = int.from_bytes(content[:4], "big")
     if len(content) < header_size or magic != wanted:
