@@ -66,11 +66,13 @@ class AuditRow:
     @property
     def is_right(self) -> bool:
         """True where every trial was caught by an expected check, or no correct run was accused."""
+        # A fault that another check finds first is caught, but the check that was made for it may be blind.
         return self.red == 0 if self.fault == CORRECT else self.as_expected == self.trials
 
     def sentence(self) -> str:
         """Return the count with the 95 % bound of its proportion (Clopper and Pearson, 1934)."""
         if self.fault == CORRECT:
+            # 0 of 60 is no proof of never: the bound says how often a correct run might still be accused.
             most = stats.upper_bound(self.red, self.trials)
             return f"false alarms {self.red} of {self.trials}, below {most:.1%} (95 %)"
         # What is caught is at least 1 minus the most that may be missed.
@@ -117,6 +119,7 @@ def audit_lines(data: Mapping[str, Any]) -> list[str]:
     """Return an ``audit.json`` as lines of text: a row for each fault, the false alarms, and why faults were left out."""
     rows = audit_table(trials_of(data))
     cells = [["fault", "expected", "first red", "caught", *OLDER_RULES]]
+    # Correct runs have a sentence of their own: what is right in their row would be wrong in every other.
     cells += [_cells(row) for row in rows if row.fault != CORRECT]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]

@@ -45,6 +45,7 @@ def _settings(plan: RunPlan) -> dict[str, Any]:
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(value, Mapping):
+        # A plan that was read from JSON has lists where a new one has tuples.
         yield prefix, list(value) if isinstance(value, tuple) else value
         return
     for key, inner in value.items():

@@ -110,6 +110,7 @@ def table_html(table: Table) -> str:
 
 
 def _number(cell: str) -> str:
+    # Tables are ASCII for the sake of terminals and logs, which a page need not be.
     return escape(cell).replace("+-", "±")
 
 

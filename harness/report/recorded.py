@@ -71,6 +71,7 @@ def _made_again(name: str, node: Any, folder: Path) -> Any:
 
 
 def _foreign(package: str, folder: Path) -> Iterator[str]:
+    # logging.FileHandler and its like would open whatever file a record names.
     if package in sys.stdlib_module_names:
         yield "is of Python's standard library, which has no reporters"
     # Finding does not run the package, as importing would.

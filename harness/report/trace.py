@@ -98,6 +98,7 @@ def clock_offset_us(trace: Mapping[str, Any]) -> float:
 def _moved(rank: int, events: Sequence[Mapping[str, Any]], shift_us: float) -> Iterator[dict[str, Any]]:
     # The first process is the rank itself; ids that join events belong to one rank.
     processes = list(dict.fromkeys(event["pid"] for event in events if "pid" in event))
+    # Anew, as viewers join processes of one number, and ranks may have the same (0 for the first device).
     numbers = {process: rank * PROCESSES_OF_A_RANK + n for n, process in enumerate(processes)}
     for process, number in numbers.items():
         name = f"rank {rank}" if number % PROCESSES_OF_A_RANK == 0 else f"rank {rank}: {process}"

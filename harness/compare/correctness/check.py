@@ -47,6 +47,7 @@ class Check:
 
     def _place(self) -> str:
         where = {key: value for key, value in (self.where or {}).items() if key != "stage" or value != _STAGES.get(self.name)}
+        # A stage is a name by itself; numbers need to be told of what they are.
         parts = [str(value) if key == "stage" else f"{key} {value}" for key, value in where.items()]
         return f" at {', '.join(parts)}" if parts else ""
 
@@ -75,6 +76,7 @@ class Mismatch:
 
     def where(self) -> dict[str, str | int]:
         """Return the place, without what is not known."""
+        # In the order in which one looks for it.
         known = {"step": self.step, "rank": self.rank, "stage": self.stage, "tensor": self.tensor, **(self.extra or {})}
         return {key: value for key, value in known.items() if value is not None}
 
@@ -235,5 +237,6 @@ def conclude(
     within: tuple[Origin, float] | None = None,
 ) -> Check:
     """Return a red check for the first of ``mismatches``, which come in causal order, or a green one without any."""
+    # Only the first is computed: mismatches come from generators, and the rest of a broken run says nothing more.
     first = next(iter(mismatches), None)
     return passed(name, detail, quantity, within=within) if first is None else failed(name, first, within=within)

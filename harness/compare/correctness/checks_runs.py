@@ -133,6 +133,7 @@ def compare_chains(
         names: Of the runs, for the sentences.
         deterministic: False where kernels may differ from run to run, so that a difference accuses nobody.
     """
+    # Only where both have none: where one has, the other's are missing, which is a difference.
     if not _dones(a) and not _dones(b):
         return not_checked("R10", f"neither {names[0]} nor {names[1]} left digests")
     detail = f"{names[0]} and {names[1]} left the same digests on {plural(len(a), 'rank')}, after {_after(_dones(a))}"
@@ -220,6 +221,7 @@ def _differing(a: Sequence[Chain], b: Sequence[Chain], names: tuple[str, str]) -
 
 
 def _link_at(chain: Chain, done: int) -> Mapping[str, Any]:
+    # Empty and not None, so that each of its kinds is missing by itself.
     return next((link for link in chain if link["done"] == done), {})
 
 

@@ -77,6 +77,7 @@ class Verdict:
         if first is None:
             return []
         others = [f"{check.name} ({check.title})" for check in self.checks if check.status == "failed" and check is not first]
+        # The others by name alone: the usual causes of a consequence would lead astray.
         return [first.sentence(), *([f"Also red, and probably for the same reason: {', '.join(others)}."] if others else [])]
 
     def joined_by(self, *others: Check) -> Verdict:

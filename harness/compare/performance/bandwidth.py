@@ -27,6 +27,7 @@ def straggler(compute_s: Sequence[Sequence[float]]) -> Straggler:
     """
     steps = list(zip(*compute_s, strict=True))
     slowest = [max(range(len(step)), key=step.__getitem__) for step in steps]
+    # By how often and not by its sum, in which one long wait would name the wrong rank.
     rank, count = Counter(slowest).most_common(1)[0]
     # Step by step, then the median: a rank that a page fault holds up once is no straggler.
     index = stats.median([max(step) / stats.median(step) for step in steps])

@@ -98,6 +98,7 @@ class Launch:
     @property
     def quiet(self) -> bool:
         """True where other processes are known to have used next to nothing: who waited, waited for the launch's own."""
+        # Known to be quiet: where nobody counted, silence is not taken for it.
         return self.others is not None and self.others <= OTHERS_LIMIT
 
 
@@ -125,6 +126,7 @@ def launch_step_s(launch: Launch) -> float:
     if not adjustable(launch):
         return raw_step_s(launch)
     if len(launch.step_delay_s) == len(launch.step_s) > 0:
+        # Step by step, as the median of differences is not the difference of medians.
         delays = zip(launch.step_s, launch.step_delay_s, strict=True)
         return stats.median([max(step - delay, 0.0) for step, delay in delays])
     return raw_step_s(launch) * (1 - min(launch.delay_share or 0.0, 1.0))
@@ -226,6 +228,7 @@ def require_comparable(launches: Sequence[Launch], varied: Iterable[str] = ()) -
     first = launches[0]
     for other in launches[1:]:
         values = [(name, of(other), of(first)) for name, of in CONDITIONS.items() if name not in set(varied)]
+        # All at once, so that nobody mends one condition only to be told of the next.
         differing = "; ".join(f"{name} is {value} against {wanted}" for name, value, wanted in values if value != wanted)
         if differing:
             raise NotComparable(f"{_named(other, first)} cannot be compared with {_named(first, other)}: {differing}.")

@@ -72,6 +72,7 @@ def unresolved(launches: Sequence[Launch]) -> str:
     clean = len(_clean_pairs_of_one(launches, "throughput")) if launches else 0
     if clean >= 2:
         return ""
+    # In the order of what a reader can do about it: a quieter machine, then more steps, then more pairs.
     disturbed = [why for launch in launches if (why := contamination(launch))]
     if disturbed:
         were = "was" if len(disturbed) == 1 else "were"

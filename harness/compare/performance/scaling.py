@@ -62,6 +62,7 @@ def scaling(
     if any(launch.oversubscribed for launch in arms[2].values()):
         return Scaling(kind, last.nprocs, None, None, None, "oversubscribed, scaling not defined")
     triples = [tuple(arm[pair] for arm in arms) for pair in sorted(arms[0].keys() & arms[1].keys() & arms[2].keys())]
+    # A triple counts as a whole: without one arm its factors would no longer multiply to its efficiency.
     clean = [triple for triple in triples if not (reasons(triple) or doubts(triple))]
     if not clean:
         return Scaling(kind, last.nprocs, None, None, None, f"no scaling: {_why_none(triples)}")
@@ -92,6 +93,7 @@ def _require_scalable(kind: str, arms: Sequence[Mapping[int, Launch]], nprocs: i
 
 
 def _scaling(kind: Literal["weak", "strong"], nprocs: int, triples: Sequence[tuple[Launch, ...]], split: bool) -> Scaling:
+    # All or none, as in pair_evidence.
     adjust = all(adjustable(launch) for triple in triples for launch in triple)
     step_s = launch_step_s if adjust else raw_step_s
     plain, single, many = ([step_s(launch) for launch in arm] for arm in zip(*triples, strict=True))

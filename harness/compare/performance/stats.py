@@ -89,6 +89,7 @@ def quantile(values: Sequence[float], p: float) -> float:
     ordered = sorted(values)
     position = p * (len(ordered) - 1)
     below = math.floor(position)
+    # At p = 1 there is no value above.
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
@@ -188,6 +189,7 @@ def paired_ratio(logs: Sequence[float], level: float = 0.95) -> PairedRatio:
         return PairedRatio(math.exp(logs[0]), None, 1, "single")
     inner = location_interval(logs, level)
     interval = Interval(math.exp(inner.low), math.exp(inner.high), level)
+    # Centre and interval by one method, so that the one always lies in the other.
     if len(logs) < SIGNED_RANK_FROM:
         return PairedRatio(math.exp(statistics.fmean(logs)), interval, len(logs), "t")
     return PairedRatio(math.exp(hodges_lehmann(logs)), interval, len(logs), "signed-rank")
@@ -231,6 +233,7 @@ def effective_sd(logs: Sequence[float], level: float = 0.95) -> float:
 
 def _settling_width(pairs: int, level: float) -> float:
     """Return the half-widths of the ``level`` and the TOST interval, added, in standard deviations of one log ratio."""
+    # By t from 6 pairs on as well: signed ranks have no width before the values are there, and a forecast needs no more.
     quantiles = student_t_quantile((1 + level) / 2, pairs - 1) + student_t_quantile(level, pairs - 1)
     return quantiles / math.sqrt(pairs)
 

@@ -15,6 +15,7 @@ from harness.compare.performance.claim import Claim, agreed, pair_evidence, pair
 from harness.compare.performance.launches import Launch, Quantity, counted, require_comparable
 from harness.compare.performance.words import as_told, headline, remarks, times, within
 
+# Start-up has the wider one: imports, disks and the scheduler make it vary more than steps do.
 MARGINS: Mapping[Quantity, float] = {"throughput": 0.10, "start": 0.20}
 """The smallest difference that matters, unless told otherwise."""
 
@@ -101,6 +102,7 @@ def compare(
     arms = [counted(baseline, "the baseline"), counted(candidate, "the candidate")]
     require_comparable([*arms[0].values(), *arms[1].values()], varied)
     evidence = pair_evidence(arms, quantity, MARGINS[quantity] if margin is None else margin)
+    # The claim is that of adjusted times; raw ones are a witness that can only object.
     verdict, needed = agreed(evidence.logs, evidence.raw_logs, evidence.margin), pairs_needed(evidence)
     return PerformanceVerdict(
         verdict=verdict,

@@ -56,9 +56,11 @@ def headline(verdict: Claim, evidence: PairEvidence, needed: int | None) -> str:
         return "inconclusive: no launch of one arm has a partner in the other"
     if not logs:
         return f"inconclusive: no clean pair ({_left_out(evidence)})"
+    # A guess, and called one: from a single pair nobody knows how launches vary.
     if len(logs) == 1:
         guess = f"; if launches vary as much as steps do, {_settle(needed, 0, margin)}" if needed else ""
         return f"inconclusive: {_only_one(evidence)} claims nothing beyond its own spread{guess}"
+    # Both are quoted: which of them to believe is for the reader to decide.
     if contradict(logs, evidence.raw_logs, margin):
         adjusted, raw = (_said(claim(of, margin), of, margin) for of in (logs, evidence.raw_logs))
         return f"inconclusive: without run-delay {adjusted}, but as measured {raw}"

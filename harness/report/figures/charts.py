@@ -166,6 +166,7 @@ def step_times(sweep: SweepReport) -> Drawing | None:
     _stretch(axes[0], [t * factor for job in jobs for t in _launched_steps(job)])
     if compared:
         _ratios(axes[1], jobs)
+    # The first ten, as a text that is read aloud must come to an end.
     medians = [f"job {job.plan.job}: {times.step_s(job) * factor:.3g} {unit}" for job in jobs[:10]]
     return Drawing("step-times", "Step times", f"Distributions of the step times. Medians: {'; '.join(medians)}.", made)
 
@@ -177,6 +178,7 @@ def _launched_steps(job: JobReport) -> list[float]:
 
 def _distribution(axes: Axes, row: int, seconds: Sequence[float]) -> None:
     low, first, centre, third, high = (stats.quantile(seconds, p) for p in (0.05, 0.25, 0.5, 0.75, 0.95))
+    # Some steps as they are beside the quantiles, in which two heaps of them would look like one.
     chosen = [seconds[i] for i in thinned(len(seconds), 60)]
     axes.plot(chosen, [row + 0.26] * len(chosen), "|", color=GREY, markersize=4, alpha=0.6)
     axes.plot([low, high], [row, row], color=BLUE, linewidth=1.2)

@@ -76,6 +76,7 @@ def _line_name(common: Mapping[str, str], lines: Sequence[Mapping[str, str]], po
     """Return recipe, launcher and batch, then whatever else tells a line from the others."""
     differing = [name for name in common if len({other.get(name) for other in lines}) > 1]
     words = [f"{name}={common[name]}" for name in differing if name not in ("recipe", "launcher", "batch")]
+    # Threads that change with the number of ranks are part of what the line shows.
     threads = {n: job.plan.threads for n, (_, job) in points.items()}
     if len(set(threads.values())) > 1:
         words.append(f"threads {' / '.join(map(str, threads.values()))}")

@@ -22,6 +22,7 @@ def trained(sweep: SweepReport) -> list[JobReport]:
 def named(job: JobReport, sweep: SweepReport) -> str:
     """Return a job's number and what the sweep varied in it."""
     values = tables.settings(job)
+    # launcher and nprocs have columns in any case; a label has only what tells one job from another.
     varied = [name for name in tables.swept(sweep.jobs) if len({tables.settings(j).get(name) for j in sweep.jobs}) > 1]
     settings = [values[n] if n == "launcher" else f"{shorten(n, NAME)} {values[n]}" for n in varied if n in values]
     return shorten(f"{job.plan.job}: {', '.join(settings)}" if settings else f"job {job.plan.job}")

@@ -76,6 +76,7 @@ def styled() -> AbstractContextManager[None]:
 
 def for_page(svg: str, name: str) -> str:
     """Return an SVG to be put into an HTML page: in the page's text colour, as wide as its place, with ids of its own."""
+    # An XML declaration and a doctype have no place inside a page.
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     # Pictures share one page, and matplotlib gives all of them the same ids, such as figure_1.
     svg = re.sub(r'\bid="', f'id="{name}-', svg)

@@ -24,6 +24,7 @@ def marks_of(job: JobReport, rank: RankResult) -> dict[str, float]:
     marks = dict(rank.marks)
     marks |= {name: job.result.marks[mark] for name, mark in OF_PARENT.items() if mark in job.result.marks}
     if rank.steps:
+        # Steps carry times of their own, so that ranks need not mark these two.
         marks |= {"first step": rank.steps[0].t, "last step": rank.steps[-1].t}
     return {name: seconds for name, seconds in marks.items() if name in PHASES}
 
@@ -44,6 +45,7 @@ def typical_start_up(jobs: Sequence[JobReport]) -> list[Phase]:
     """Return for each phase the median over jobs; a phase that a job lacks counts as 0 s."""
     start_ups = [{phase.phase: phase for phase in start_up(job)} for job in jobs]
     start_ups = [by_name for by_name in start_ups if by_name]
+    # In the order of PHASES, which no launch that lacks some of them could give.
     names = [name for name in PHASES if any(name in by_name for by_name in start_ups)]
     return [_typical(name, start_ups) for name in names]
 

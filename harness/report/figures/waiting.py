@@ -93,6 +93,7 @@ def communication(jobs: Iterable[JobReport]) -> list[str]:
     shares = {job.plan.job: (share, job) for job in done if (share := exposed_share(job)) is not None}
     if not shares:
         return []
+    # The worst, as whoever asks what communication costs wants to know where it costs most.
     number, (share, job) = max(shares.items(), key=lambda pair: pair[1][0])
     hidden, sizes = overlap_share(job), bucket_bytes(job)
     how = [f"job {number}", *([f"{hidden:.0%} of the reduction overlaps with the backward"] if hidden is not None else [])]
@@ -103,6 +104,7 @@ def communication(jobs: Iterable[JobReport]) -> list[str]:
 
 def _sizes(num_bytes: Sequence[int]) -> str:
     """Return sizes such as ``4.0 KiB, 1.0, 25.0 MiB``: the unit stands after the last one that has it."""
+    # From a tenth of a unit on, which one decimal still tells: 0.5 MiB, not 512.0 KiB.
     written = [next((size / unit, name) for unit, name in UNITS if size >= unit / 10 or unit == 1) for size in num_bytes]
     runs = [
         (name, [grouped(value, int(name != "B")) for value, _ in run]) for name, run in groupby(written, lambda one: one[1])

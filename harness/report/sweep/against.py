@@ -122,6 +122,7 @@ def _arithmetic(job: JobReport, before: JobReport) -> str:
     # Two empty lists are equal as well, and say nothing.
     if digests_now and digests_now == digests_before:
         return "identical"
+    # Other bits may be rounding or another training: the losses show how far apart they are.
     last = [each.result.losses()[-1] for each in (job, before)]
     if not (digests_now and digests_before):
         return "no digests"
@@ -137,6 +138,7 @@ def machine_notes(baseline: SweepReport, sweep: SweepReport) -> list[str]:
 
 
 def _notes(pairs: list[Pair]) -> list[str]:
+    # Notes are made from a job's own speed; the one against the earlier sweep takes its place.
     jobs = [dataclasses.replace(pair.job, speed=pair.speed) for pair in pairs]
     busy = disturbed(jobs) + untold(jobs)
     counts = {pair.speed.pairs for pair in pairs if pair.speed is not None}
@@ -153,6 +155,7 @@ def against_table(comparison: Against, short: bool = False) -> Table:
     """Return a row for each pair."""
     jobs = [pair.job for pair in comparison.pairs]
     before = [pair.before for pair in comparison.pairs]
+    # In one call, so that both columns have one unit and the same decimals.
     cells = tables.step_cells([*before, *jobs])
     rows = []
     for number, pair in enumerate(comparison.pairs):

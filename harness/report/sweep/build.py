@@ -28,6 +28,7 @@ def sweep_report(
     """Return the report of a sweep, with texts that can be shown; what a job says of itself already is kept."""
     done: list[JobReport] = []
     machine = visible(machine)
+    # In this order, because a job is held against earlier ones alone.
     for job in sorted(jobs, key=lambda job: job.plan.job):
         # Files are read and written below the folder as it is.
         shown = dataclasses.replace(visible(job), folder=job.folder)

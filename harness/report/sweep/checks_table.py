@@ -62,6 +62,7 @@ def _row(jobs: Sequence[int], alike: Sequence[Check]) -> tuple[str, ...]:
     check = alike[0]
     details = dict.fromkeys(each.detail for each in alike)
     detail = check.detail if len(details) == 1 else f"{check.detail} (job {jobs[0]}; the others alike)"
+    # Without a number, bits or whole sets were held against each other.
     threshold = "equal" if check.threshold is None else f"{check.threshold:.3g}"
     return check.name, check.title, check.status, _worst(alike), threshold, check.origin, f"{detail}{place(check)}"
 

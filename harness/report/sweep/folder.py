@@ -113,6 +113,7 @@ def find_sweeps(path: str | os.PathLike[str]) -> list[Path]:
     # The sweep and not the job alone: a speed or an identical twin is told against the other jobs.
     if RunDir(folder).plan.exists() and SweepDir(folder.parent).index.exists():
         return [folder.parent]
+    # Without any index it may be a single run.
     return sorted(index.parent for index in folder.rglob(SweepDir(folder).index.name)) or [folder]
 
 
@@ -130,6 +131,7 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepReport:
     index = SweepDir(folder if SweepDir(folder).index.exists() else folder.parent)
     try:
         known = index.read()
+        # Resolved on both sides, as either may have been reached by a link.
         entries = {(index.path / entry["folder"]).resolve(): entry for entry in known["jobs"]}
     except _DAMAGED as error:
         raise NotComparable(f"{index.index} cannot be read: it is damaged ({_reason(error)}).") from error
@@ -205,6 +207,7 @@ def job_report(plan: RunPlan, run: RunDir, result: RunResult, label: Mapping[str
     verdict, trials = read_verdict(run), tuple(read_trials(run))
     if verdict is not None and result.status == "ok" and plan.train is not None:
         verdict = verdict.joined_by(*_of_training(plan, plan.train, run, result))
+    # A parent that lives writes a result of every failure: without one the run was ended from outside.
     ended = result.status != "ok" and not run.result.exists()
     return JobReport(plan, str(run.path), result, label, tuple(overrides), correctness=verdict, trials=trials, ended=ended)
 
@@ -247,6 +250,7 @@ def read_result(run: RunDir, plan: RunPlan) -> RunResult:
     # The parent's word comes first, because it knows why ranks ended that could write nothing.
     if run.result.exists():
         return _sound(run_result_from_json(_read_record(run.result)))
+    # Ranks write as they go, so that a run whose parent was killed still has all that they did.
     ranks = tuple(RankResult.from_events(rank, run.events(rank)) for rank in range(plan.nprocs))
     return RunResult("failed", ranks, message=f"the run was ended before it was judged: there is no {run.result.name}.")
 

@@ -72,6 +72,7 @@ def _in_full(verdict: PerformanceVerdict) -> str:
 
 def _claimed(job: JobReport) -> tuple[str, ...]:
     """Return what a comparison of several launches came to, with its interval and pairs, or why to nothing."""
+    # That one launch each claims nothing is said once for all jobs, by _unclaimed.
     if job.speed is None or job.speed.pairs + job.speed.left_out < 2:
         return ()
     return (f"job {job.plan.job} against job {job.baseline}, step: {job.speed.sentences[0]}",)
@@ -120,6 +121,7 @@ def _arms_of(reasons: Iterable[str]) -> str:
 
 def faulty(jobs: Iterable[JobReport]) -> list[str]:
     """Return into which jobs a fault was injected, whatever the checks made of it."""
+    # Of a job that no check accuses too: a run with a fault in it must never pass for a result.
     faults: dict[str, list[int]] = {}
     for job in jobs:
         if job.plan.train is not None and job.plan.train.fault is not None:
@@ -192,6 +194,7 @@ def left_out(jobs: Iterable[JobReport]) -> list[str]:
     sentences = []
     for job in jobs:
         steps = job.result.ranks[0].steps if job.result.ranks else ()
+        # Rank 0's steps do: a step is left out on all ranks or on none.
         skipped = [step.step for step in steps if step.skipped]
         if skipped:
             count = f"{len(skipped)} of {len(steps)} steps were left out because a loss was not finite"
@@ -206,6 +209,7 @@ def failed_launches(job: JobReport) -> str:
         return ""
     plan, result = failed[0]
     order = plan.trial.order if plan.trial else 0
+    # The first line, as a note is a sentence.
     why = result.account.partition("\n")[0].rstrip(".")
     count = f"{len(failed)} of its {len(job.trials)} launches for the comparison failed"
     return f"{count} (launch {order}: {why}): {'its pair is' if len(failed) == 1 else 'their pairs are'} left out."
@@ -237,6 +241,7 @@ def unsteady(jobs: Iterable[JobReport]) -> list[str]:
 
 
 def _distance(drift: float) -> float:
+    # Half the time and twice the time are equally far from steady.
     return abs(math.log(drift))
 
 
@@ -246,6 +251,7 @@ def _unclaimed(jobs: Sequence[JobReport]) -> list[str]:
     single = [(job, job.speed) for job in jobs if job.speed is not None and job.speed.pairs == 1]
     if not single:
         return []
+    # More pairs are no advice for jobs that cannot be launched in pairs.
     in_turn = [speed for job, speed in single if job.baseline in plans and may_pair(plans[job.baseline], job.plan)]
     forecasts = [speed.needed_pairs for speed in in_turn if speed.needed_pairs is not None]
     return [f"* No claim of speed: one pair of launches says nothing beyond its own spread.{_advice(forecasts, single[0][1])}"]

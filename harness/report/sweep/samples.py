@@ -111,6 +111,7 @@ def _step_delays(job: JobReport) -> list[float]:
     """Return the run-delay of each measured step, of its slowest rank; empty where any was not recorded."""
     warmup = job.plan.train.warmup_steps if job.plan.train else 0
     steps = list(zip(*(rank.steps for rank in job.result.ranks), strict=False))[warmup:]
+    # Of the rank whose time is the step's: another one's delay has not made it longer.
     delays = [max(parts, key=lambda step: step.seconds).delay_s for parts in steps]
     return [delay for delay in delays if delay is not None] if None not in delays else []
 

@@ -25,6 +25,7 @@ def scaling_sentences(jobs: Sequence[JobReport], machine: Mapping[str, str]) -> 
         ]
         # Without a plain process there is nothing to scale from: DDP around one rank has costs of its own.
         plain = next((other for other in counterparts if not _wrapped(other)), None)
+        # With the plain one's batch, or the two factors would not multiply.
         single = next(
             (other for other in counterparts if plain and _wrapped(other) and _batch(other) == _batch(plain)),
             None,

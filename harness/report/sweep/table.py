@@ -196,6 +196,7 @@ def swept(jobs: Sequence[Labelled]) -> list[str]:
 
 def settings(job: Labelled) -> Mapping[str, str]:
     """Return a job's chosen options, and what was typed for it, as column -> value."""
+    # + and ~ are Hydra's signs for adding and taking away; the setting's name comes after them.
     typed = dict(override.lstrip("+~").split("=", 1) for override in job.overrides if "=" in override)
     # Hydra's own settings say where files go or how a job is launched, and differ without meaning.
     named = {**job.label, **{name: value for name, value in typed.items() if not name.startswith("hydra")}}
@@ -206,6 +207,7 @@ def settings(job: Labelled) -> Mapping[str, str]:
 def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted name, value) for each leaf."""
     for name, value in values.items():
+        # An empty mapping is a leaf: it would else vanish.
         if isinstance(value, Mapping) and value:
             yield from flattened(value, f"{prefix}{name}.")
         else:

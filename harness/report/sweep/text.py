@@ -68,6 +68,7 @@ def below(table: Table, name: str, width: int) -> list[Line]:
         return [(f"{name}: {groups[0][0]}", "note")]
     lines: list[Line] = []
     for cell, jobs in groups:
+        # By its words, as a cell that several rows share has no row's state.
         state = "red" if cell.startswith(("FAILED", "failed")) else "note"
         lines += [(text, state) for text in paragraph(f"{name}: {cell} (job {jobs})", width)]
     return lines
@@ -77,6 +78,7 @@ def stacked(table: Table, width: int) -> list[Line]:
     """Return a paragraph for each row."""
     lines: list[Line] = []
     for row, state in zip(table.rows, table.states, strict=True):
+        # By the longest number, so that all paragraphs begin at one place.
         indent = len("job ") + max(len(cells[0]) for cells in table.rows) + len(GAP)
         named = [" ".join(f"{name} {cell}".split()) for name, cell in zip(table.columns[1:], row[1:], strict=True) if cell]
         filled = flow(named, width - indent)

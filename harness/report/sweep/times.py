@@ -13,6 +13,7 @@ from harness.run.record import ratio
 
 def step_times(job: JobReport) -> list[float]:
     """Return the slowest rank's time of each measured step, in seconds; warm-up is left out."""
+    # In the first steps caches fill, and DDP lays out its buckets anew.
     warmup = job.plan.train.warmup_steps if job.plan.train else 0
     return job.result.step_seconds()[warmup:]
 
@@ -31,6 +32,7 @@ def starts(job: JobReport) -> list[JobReport]:
 
 
 def _trials(job: JobReport, chosen: Sequence[int]) -> list[JobReport]:
+    # None of a job that strayed: how fast another training is says nothing of this one.
     done = [(plan, result) for plan, result in job.trials if result.status == "ok" and not job.strayed]
     trials = [(plan, result) for plan, result in done if plan.trial and plan.trial.order in chosen]
     return [dataclasses.replace(job, plan=plan, result=result) for plan, result in trials or done]
