@@ -88,6 +88,7 @@ def take_steps(trainer: Trainer, subject: Subject, reference: PendingReference, 
             # on_nonfinite=skip: nothing was learnt from this batch, on any rank.
             continue
         steps.taken.append(TakenStep(number, state, captured.ids))
+        # After each step and not at the end: rank 0 never holds more captures than those of one step.
         ranks = subject.exchange(captured)
         if subject.is_rank_0:
             # The other ranks draw nothing meanwhile: a replay must not shift rank 0's stream against theirs.
@@ -120,6 +121,7 @@ class StepCheck:
         if twin is not None:
             return CheckedStep(twin, self._shared.uses_random, draws_data=False)
         reference = self._reference.get()
+        # By the steps that counted: one that was left out moved no scheduler.
         reference.update.go_on_to(scheduled)
         shards, draws_data = _shards(ranks, reference)
         replayed, why_not = self._replay(shards, state, reference)
@@ -129,6 +131,7 @@ class StepCheck:
             rewritten = replayed[0].rewritten if replayed else {}
             step["replayed_after"], moved = reference.update.step(state, rewritten, first.reduced, _items(ranks), first.after)
         except Unrepeatable as error:
+            # The first reason stands: without a replay the update may fail for the same one.
             why_not = why_not or str(error)
         if replayed:
             _put_replay(step, ranks, replayed)
@@ -165,10 +168,12 @@ class StepCheck:
         """
         ratios: list[float] = []
         for captured, shard, replay in zip(ranks, shards, replayed, strict=True):
+            # Where kernels are deterministic, other bits are a fault, and nothing excuses them.
             if self._plan.deterministic or _gradient_digests(captured.local) == _as_captured(replay, captured):
                 continue
             if replay.drew_random or replay.exchanged or self._plan.precision == "float64":
                 return None
+            # Only where bits differ, because a replay in float64 takes as long as the step again.
             exact = reference.replay.exact_shard(state, shard)
             u = round_off(self._plan.precision, captured.local)
             ratios += excess_ratios(captured.local, replay.gradients, exact, u).values()
@@ -223,13 +228,16 @@ def _put_replay(step: StepEvidence, ranks: list[Captured], replayed: list[Replay
 
 def _shards(ranks: list[Captured], reference: Reference) -> tuple[list[Shard], bool]:
     """Return what each rank's replay starts from, and whether the data set draws what cannot be drawn again."""
+    # From the rank's own generators: its augmentation and dropout are drawn again, not assumed.
     shards = [Shard(r.pieces, len(r.ids), r.random, None, r.exchanged) for r in ranks]
     if all(reference.samples.can_load(shard) for shard in shards):
         return shards, False
+    # All or none: a data set that draws in one shard is taken to draw in all.
     return [dataclasses.replace(shard, loaded=r.loaded) for shard, r in zip(shards, ranks, strict=True)], True
 
 
 def _movement(captured: Captured, state: TrainingState, moved: list[str]) -> dict[str, list[bool]]:
+    # By digests, because nothing else was captured of the state after the step.
     before = digests((name, state.model[name]) for name in captured.reduced)
     return {
         name: [
@@ -270,4 +278,5 @@ def _sums(losses: Sequence[float], counts: Sequence[float], counts_items: bool) 
     """Return sum and number of the losses of pieces."""
     if counts_items:
         return [math.fsum(losses), math.fsum(counts)]
+    # fsum rounds once, so that the order of the pieces does not count.
     return [math.fsum(loss * count for loss, count in zip(losses, counts, strict=True)), math.fsum(counts)]

@@ -54,6 +54,8 @@ class Subject:
         others = []
         for rank in range(1, self.seat.world_size):
             path = self.folder.capture(rank)
+            # An object of ours and not tensors alone, from a file that a rank of this run has just written.
             others.append(torch.load(path, map_location=self.seat.device, weights_only=False))
+            # A capture may be as large as the model, and is of use only once.
             path.unlink()
         return [captured, *others]

@@ -76,8 +76,10 @@ def evidence_of(subject: Subject, asked_world_size: int) -> Evidence | None:
         asked_world_size: How many ranks were asked for.
     """
     plan = subject.plan
+    # A trainer of its own: training starts anew, as if nobody had looked.
     trainer = subject.make_trainer(plan)
     start = start_of(trainer)
+    # Rank 0 alone has a reference that this may spare.
     shared = SharedEvidence.read(plan.reference if subject.is_rank_0 else None)
     pending = PendingReference(subject, start, trainer.model)
     steps = take_steps(trainer, subject, pending, shared)
@@ -87,6 +89,7 @@ def evidence_of(subject: Subject, asked_world_size: int) -> Evidence | None:
     shares = bool(from_rank_0(shared.has_birth(start.birth) and not pending.is_made and bool(steps.checked)))
     whole = _shared_whole(subject, shared) if shares else compare_whole_batches(subject, pending, steps.taken)
     twice = None if plan.compare == "quick" else _without_capture(subject, steps)
+    # Before the other ranks leave: it is collective.
     rates = _learning_rates(trainer)
     if not subject.is_rank_0:
         return None
@@ -159,8 +162,10 @@ def _without_capture(subject: Subject, steps: Steps) -> list[list[Digests]] | No
     trainer = subject.make_trainer(subject.plan)
     pairs = []
     to_come = trainer.steps()
+    # Steps that were left out are taken again too, but have no evidence to stand beside.
     by_number = {step["step"]: step for step in steps.evidence}
     for number in range(steps.taken[-1].number + 1 if steps.taken else 0):
+        # No capture: the same training with nobody looking on.
         trainer.step(*next(to_come))
         if number in by_number:
             pairs.append([by_number[number]["after"][0], state_digests(trainer.model, trainer.optimizer)])
@@ -181,6 +186,7 @@ def _schedule(of_ranks: list[list[list[float]]], pending: PendingReference) -> S
         declared = pending.get().process.learning_rates(number)
     for step, rates in enumerate(zip(*of_ranks, strict=True)):
         for rank, lr in enumerate(rates):
+            # As texts, which are equal for NaN too, and tell every bit of a float.
             if repr(lr) != repr(declared[step]):
                 return Schedule(steps=number, step=step, rank=rank, lr=lr, declared=declared[step])
     return Schedule(steps=number)

@@ -62,6 +62,7 @@ def compare_whole_batches(subject: Subject, reference: PendingReference, taken: 
         whole.require_comparable()
         if not is_wide:
             own = whole.compare(None)
+        # A run in float64 has one comparison, which is both.
         if is_wide or not is_quick:
             wide = whole.compare(torch.float64)
     except Unrepeatable as error:
@@ -126,9 +127,11 @@ class WholeBatch:
             Unrepeatable: One process cannot do it, or it would mean nothing; on all ranks alike.
         """
         plan = self._subject.plan
+        # A new trainer: that of the steps is watched still, and has the precision of the run.
         trainer = self._subject.make_trainer(plan if dtype is None else dataclasses.replace(plan, precision="float64"))
         if dtype is not None:
             trainer.loss_module.recipe = widened(trainer.recipe)
+        # At the first state, whatever step the last batch belongs to: any state will do.
         last = [dataclasses.replace(taken, batch=batch) for taken in self._taken[:1] for batch in last_batch(trainer)]
         compared = [self._compared(trainer, taken, dtype) for taken in [*self._taken[:2], *last]]
         return [comparison for comparison in compared if comparison is not None] if self._subject.is_rank_0 else None
@@ -137,6 +140,7 @@ class WholeBatch:
         samples = self._same_samples(trainer.dataset, taken.batch)
         # One process first: what it cannot do, no rank is to begin.
         whole = self._on_rank_0(lambda: self._whole(taken, samples, dtype))
+        # After rank 0's work and on all ranks: each has captured the state by itself.
         taken.state.restore(trainer.model)
         loss, gradients = self._gradient_of_ranks(trainer, taken.batch, samples)
         return self._on_rank_0(lambda: self._error(taken.number, loss, gradients, whole, dtype) if whole else None)
@@ -154,6 +158,7 @@ class WholeBatch:
                     result = work()
             except Unrepeatable as error:
                 why_not = str(error)
+        # Collective whether or not there was an error: otherwise the other ranks would wait for one that has left.
         why_not = str(from_rank_0(why_not))
         if why_not:
             raise Unrepeatable(why_not)
@@ -179,6 +184,7 @@ class WholeBatch:
         local = has_local_statistics(trainer.model)
         with ConstantDraws(), with_fixed_statistics(trainer.model) if local else nullcontext():
             total, count = trainer.accumulate(batch, [(len(piece), next(loaded)) for piece in own])
+        # For its scaling by the number of items, where losses are sums.
         trainer.reduced(count)
         sums = from_all([total, count])
         gradients = trainer.strategy.full_gradients()
@@ -188,6 +194,7 @@ class WholeBatch:
         ranks, reference = self._subject.seat.world_size, self._reference.get()
         cuts = self._subject.plan.grad_accumulation
         batch = GlobalBatch(taken.state, [pieces(shard(taken.batch, rank, ranks), cuts) for rank in range(ranks)], samples)
+        # Samples that were drawn are sent to all ranks, but each rank joins its own.
         if samples is not None and not reference.samples.joins_alike(taken.batch, samples):
             raise Unrepeatable("collate() draws random numbers")
         exact = reference.whole.gradient(batch, torch.float64)
@@ -195,10 +202,13 @@ class WholeBatch:
             kind = str(exact.narrowed).removeprefix("torch.")
             raise Unrepeatable(f"loss() or the model narrows float64 to {kind} of its own accord")
         single = exact if dtype is not None else reference.whole.gradient(batch, None)
+        # Both: what is finite in float64 may overflow in the run's own precision.
         _require_meaning(exact)
         _require_meaning(single)
+        # Not for every step: each split takes all samples through forward again.
         is_first = taken.number == self._taken[0].number
         splits = reference.whole.losses_in_splits(batch, dtype) if is_first else []
+        # Orders only if they are needed: each is a forward of the whole batch.
         return Whole(exact, single, splits, lambda: reference.whole.losses_in_other_orders(batch, dtype))
 
     def _error(self, number: int, loss: float, gradients: Gradients, whole: Whole, dtype: torch.dtype | None) -> Mathematics:
@@ -241,6 +251,7 @@ def _sendable(samples: dict[int, Any]) -> dict[int, Any]:
         Unrepeatable: They cannot.
     """
     try:
+        # Before the collective, in which a sample that cannot be pickled would leave the other ranks waiting.
         pickle.dumps(samples)
     except Exception as error:
         kind = type(error).__name__

@@ -45,6 +45,7 @@ def seated(plan: TrainPlan, seat: Seat) -> Iterator[Seat]:
     if plan.fault != "each_process_alone":
         yield seat
         return
+    # The group is there and stays: it only seems not to be, for whoever asks.
     joined = dist.is_initialized
     dist.is_initialized = lambda: False
     try:

@@ -18,21 +18,25 @@ from harness.verify.faults.seams import CHOSEN, dense_parameters, flip_bit, inje
 def unequal_shards_averaged_equally(trainer: Trainer, size: float | None) -> None:
     """Weight each rank's own mean alike, however many samples, or items, it is a mean of."""
     shares, ranks = tried(trainer).shares, trainer.seat.world_size
+    # Items may be unequal where samples are not, and a last batch where the first one is not.
     unequal = len(set(shares)) > 1 or any(len(batch) % ranks for batch in _batches_to_come(trainer))
     require(unequal, trainer, f"all batches of {trainer.plan.global_batch_size} divide by {ranks} ranks")
     accumulate, backward, own = trainer.accumulate, trainer.backward, [1]
 
     def counting(batch: Sequence[int], loaded: list[tuple[int, Any]]) -> tuple[float, float]:
+        # A rank without samples would divide by 0.
         own[0] = sum(size for size, _ in loaded) or 1
         return accumulate(batch, loaded)
 
     def faulty(loss: Tensor, items: Tensor | None, size: int, global_size: int) -> None:
         mean = loss if items is None else loss / items
+        # Of a mean over samples the weight becomes size / own: its share of its own rank alone.
         backward(mean, items, size, own[0] * ranks)
 
     def not_scaled(count: float) -> list[Tensor]:
         return gradient_values(trainer.parameters)
 
+    # The third too: what is a mean already is not to be divided by the items of all ranks.
     trainer.accumulate, trainer.backward, trainer.reduced = counting, faulty, not_scaled  # type: ignore[method-assign]
 
 
@@ -58,6 +62,7 @@ def accumulation_without_divisor(trainer: Trainer, size: float | None) -> None:
 @injection
 def zero_grad_forgotten(trainer: Trainer, size: float | None) -> None:
     """Let gradients stay from step to step."""
+    # On this optimizer alone: the reference has its own, of the same class.
     trainer.optimizer.zero_grad = _nothing  # type: ignore[method-assign]
 
 
@@ -74,9 +79,11 @@ def clipped_before_reduction(trainer: Trainer, size: float | None) -> None:
 
     def faulty(loss: Tensor, items: Tensor | None, size: int, global_size: int) -> None:
         mean = loss if items is None else loss / items
+        # Not by backward(), which would have DDP reduce before the gradient is clipped.
         gradients = torch.autograd.grad(mean, trainer.parameters, retain_graph=True, allow_unused=True)
         values = [g.coalesce().values() if g.is_sparse else g for g in gradients if g is not None]
         norm = float(nn.utils.get_total_norm(values))
+        # The loss is scaled in place of its gradient, which is linear in it.
         factor = min(1.0, most / norm) if norm > 0 and math.isfinite(norm) else 1.0
         backward(loss * factor, items, size, global_size)
 

@@ -27,6 +27,7 @@ def lr_off_on_one_rank(trainer: Trainer, size: float | None) -> None:
 
 def _scale_lr(trainer: Trainer, factor: float) -> None:
     for group in trainer.optimizer.param_groups:
+        # Schedulers compute from the initial rate, and would undo a change of the present one.
         for key in {"lr", "initial_lr"} & group.keys():
             group[key] *= factor
     for scheduler in _schedulers(trainer.scheduler):
@@ -35,6 +36,7 @@ def _scale_lr(trainer: Trainer, factor: float) -> None:
 
 def _schedulers(scheduler: LRScheduler | None) -> list[LRScheduler]:
     """Return a scheduler, and those that it is made of, which know the first learning rates."""
+    # Private to torch: SequentialLR and ChainedScheduler have no other name for their parts.
     inner = getattr(scheduler, "_schedulers", [])
     return [part for part in (scheduler, *inner) if part is not None and hasattr(part, "base_lrs")]
 
@@ -74,6 +76,7 @@ def parameter_not_in_optimizer(trainer: Trainer, size: float | None) -> None:
     """Take the last parameter out of the optimizer."""
     groups = [group for group in trainer.optimizer.param_groups if group["params"]]
     require(sum(len(group["params"]) for group in groups) > 1, trainer, "the optimizer has one parameter")
+    # Never the only one: an optimizer without parameters would be another fault.
     del groups[-1]["params"][-1]
 
 
@@ -84,6 +87,7 @@ def momentum_lost(trainer: Trainer, size: float | None) -> None:
     require(_keeps_state(trainer.optimizer), trainer, f"{name} without momentum keeps no state")
 
     def update(step: int, original: Callable[[], None]) -> None:
+        # Before the first step there is no state to lose.
         if step == 1:
             trainer.optimizer.state.clear()
         original()

@@ -43,6 +43,7 @@ def rank0_value_everywhere(trainer: Trainer, size: float | None) -> None:
     local = keep_local(parameter)
 
     def change(step: int) -> None:
+        # broadcast writes into what it is given.
         value = local().clone()
         dist.broadcast(value, 0)
         _put_gradient(parameter, value)
@@ -68,6 +69,7 @@ def no_sync_left_on(trainer: Trainer, size: float | None) -> None:
     accumulate, numbers = trainer.accumulate, itertools.count()
 
     def faulty(batch: Sequence[int], loaded: list[tuple[int, Any]]) -> tuple[float, float]:
+        # Around the whole step, whose last piece then stays on its rank like the others.
         with trainer.strategy.accumulate(last=False) if 1 <= next(numbers) <= (size or 1) else nullcontext():
             return accumulate(batch, loaded)
 
@@ -81,6 +83,7 @@ def stale_bucket(trainer: Trainer, size: float | None) -> None:
     before: list[Tensor | None] = []
 
     def change(step: int) -> None:
+        # Copied before the stale ones are put in: the next step's stale gradients are this one's true ones.
         now = [None if p.grad is None else p.grad.clone() for p in bucket]
         for parameter, stale in zip(bucket, before, strict=False):
             _put_gradient(parameter, stale)
@@ -107,6 +110,7 @@ def bit_flipped_on_wire(trainer: Trainer, size: float | None) -> None:
     parameter = largest(trainer)
 
     def faulty(state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        # Divided first, as DDP does by default: all but the flipped bit is as it would be.
         sent = bucket.buffer().mul_(1 / trainer.seat.world_size)
         for sender, values in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if sender is parameter and trainer.seat.rank == CHOSEN:
@@ -156,6 +160,7 @@ def sparse_rows_lost(trainer: Trainer, size: float | None) -> None:
 def _lose_rows(table: nn.Parameter, count: int, rank: int) -> None:
     gradient = None if table.grad is None or not table.grad.is_sparse else table.grad.coalesce()
     rows: list[Any] = [None] * dist.get_world_size()
+    # All ranks take part, though one alone loses rows: it has to know which rows are nobody else's.
     dist.all_gather_object(rows, [] if gradient is None else gradient.indices()[0].tolist())
     if gradient is None or rank != CHOSEN:
         return
@@ -168,6 +173,7 @@ def _lose_rows(table: nn.Parameter, count: int, rank: int) -> None:
 
 def _put_gradient(parameter: nn.Parameter, gradient: Tensor | None) -> None:
     if parameter.grad is not None and gradient is not None:
+        # Into the gradient that is there, which may be a view of DDP's bucket.
         parameter.grad.copy_(gradient)
 
 

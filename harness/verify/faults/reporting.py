@@ -25,6 +25,7 @@ def rank0_loss_reported(trainer: Trainer, size: float | None) -> None:
         own = step(batch, loaded)
         sums = torch.tensor([own.loss_sum, own.count], dtype=torch.float64, device=trainer.seat.device)
         dist.broadcast(sums, 0)
+        # The step itself is right: only what is reported of it is not.
         return StepResult(float(sums[0]), float(sums[1]), own.skipped)
 
     trainer.step = faulty  # type: ignore[method-assign]
@@ -39,6 +40,7 @@ def accuracy_as_mean_of_means(trainer: Trainer, size: float | None) -> None:
     def faulty(totals: Mapping[str, tuple[float, float]]) -> Totals:
         right = over_ranks(totals)
         means = over_ranks({name: (total / count, 1.0) for name, (total, count) in totals.items() if count})
+        # With the right number of samples, so that the metric alone is wrong.
         return {name: (total / ranks * right[name][1], right[name][1]) for name, (total, ranks) in means.items()}
 
     trainer.over_ranks = faulty  # type: ignore[method-assign]

@@ -25,6 +25,7 @@ def one_sample_twice(trainer: Trainer, size: float | None) -> None:
 
     def marking(epoch: int) -> list[Sequence[int]]:
         batches = epoch_batches(epoch)
+        # By their numbers: shard() is not told which step it is asked for.
         marked.update(tuple(batch) for batch in batches[: int(size or 1)])
         return batches
 
@@ -55,6 +56,7 @@ def sample_of_another_batch(trainer: Trainer, size: float | None) -> None:
     def swapping(epoch: int) -> list[Sequence[int]]:
         batches = epoch_batches(epoch)
         first, second = list(shard(batches[0])), list(shard(batches[1]))
+        # A batch smaller than the ranks leaves some without a sample.
         if first and second:
             first[-1], second[-1] = second[-1], first[-1]
             swapped.update({tuple(batches[0]): first, tuple(batches[1]): second})

@@ -83,6 +83,7 @@ def flip_bit(values: Tensor, index: int, bit: float | None) -> None:
     number = int(bit or 0)
     if number >= width - 1:
         raise ConfigError(f"fault.size={number} is not a bit below the sign's of a number of {width} bits.")
+    # The same memory read as integers: arithmetic on the number itself would round.
     integers = values.detach().view(-1).view(torch.int64 if width == 64 else torch.int32)
     integers[index] ^= 1 << number
 
@@ -102,6 +103,7 @@ def after_reduction(trainer: Trainer, change: Callable[[int], None]) -> None:
     accumulate, numbers = trainer.accumulate, itertools.count()
 
     def faulty(batch: Sequence[int], loaded: list[tuple[int, Any]]) -> tuple[float, float]:
+        # Its last backward has reduced by the time it returns.
         sums = accumulate(batch, loaded)
         with torch.no_grad():
             change(next(numbers))
@@ -115,6 +117,7 @@ def keep_local(parameter: nn.Parameter) -> Callable[[], Tensor]:
     kept: list[Tensor] = []
 
     def keep(gradient: Tensor) -> None:
+        # A tensor's hook sees the gradient before it is added to .grad, and before DDP sees it.
         kept[:] = [gradient.detach().clone() if parameter.grad is None else parameter.grad + gradient]
 
     parameter.register_hook(keep)
@@ -154,6 +157,7 @@ def tried(trainer: Trainer) -> Tried:
     if own_part:
         with undisturbed_random(), torch.no_grad():
             outcome = _try(trainer, own_part)
+    # From all: a rank without samples has tried nothing, and refuses or goes on with the others.
     outcomes: list[Any] = [outcome] * trainer.seat.world_size
     if trainer.seat.world_size > 1:
         dist.all_gather_object(outcomes, outcome)
@@ -163,6 +167,7 @@ def tried(trainer: Trainer) -> Tried:
 def _try(trainer: Trainer, own_part: Sequence[int]) -> tuple[float, bool]:
     samples = collate_of(trainer.recipe)(fetch(trainer.dataset, own_part))
     before = value_digest(random_states())
+    # On a copy, because forward may move buffers even without gradients.
     loss = trainer.recipe.loss(copy.deepcopy(trainer.model).train(), moved(samples, trainer.seat.device, trainer.dtype))
     share = float(loss[1]) if isinstance(loss, tuple) else float(len(own_part))
     return share, before != value_digest(random_states())

@@ -25,9 +25,11 @@ def each_process_alone(trainer: Trainer, size: float | None) -> None:
 def not_synchronised_at_birth(trainer: Trainer, size: float | None) -> None:
     """Give each rank the parameters of a seed of its own, as if nobody had sent rank 0's."""
     with undisturbed_random(), torch.no_grad():
+        # With the rank in the name: otherwise it would be the same model again.
         seed_everything(derive(trainer.plan.seed, "model", trainer.seat.rank))
         own = trainer.recipe.model()
         if trainer.seat.rank > 0:
+            # Into the parameters that are there: DDP is built, and will not send rank 0's again.
             for parameter, value in zip(trainer.model.parameters(), own.parameters(), strict=True):
                 parameter.copy_(value)
 
@@ -53,6 +55,7 @@ def stale_buffers(trainer: Trainer, size: float | None) -> None:
         before = buffers[0].clone()
         sums = accumulate(batch, loaded)
         if trainer.seat.rank == CHOSEN:
+            # Not on rank 0, whose buffers the next forward sends to all: they would be right by being everybody's.
             _lag(buffers[0], before, int(size or 1))
         return sums
 

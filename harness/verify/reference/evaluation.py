@@ -44,17 +44,20 @@ class ReferenceEvaluation:
         dataset = recipe.eval_dataset()  # type: ignore[attr-defined]
         seed_everything(derive(EVALUATION_SEED, "draw", draw))
         collate = getattr(recipe, "collate", None) or default_collate
+        # Each time: an evaluation may leave something in the model for the next.
         state.restore(process.model)
         process.model.eval()
         totals: Metrics = {}
         before = value_digest(random_states())
         with torch.no_grad():
             for part in parts:
+                # In batches of the ranks' size: what becomes of a sample may depend on its batch.
                 for start in range(0, len(part), size):
                     samples = collate(fetch(dataset, part[start : start + size]))
                     batch = moved(samples, process.device, DTYPES[process.plan.precision])
                     for name, (value, count) in recipe.evaluate(process.model, batch).items():  # type: ignore[attr-defined]
                         pair = totals.setdefault(name, [0.0, 0.0])
+                        # Sums and counts in Python's numbers, which have double precision whatever the model's is.
                         pair[0] += float(value)
                         pair[1] += float(count)
         return totals, value_digest(random_states()) != before

@@ -53,11 +53,13 @@ class SingleProcess:
         plan = self.plan
         self.recipe: Recipe = make_recipe(plan.recipe)
         # To tell what dataset() and model() leave in the recipe from what its constructor did.
+        # A copy of what it holds now: what dataset(), model() and optimizer() add is told from it.
         made = dict(vars(self.recipe))
         seed_everything(derive(plan.seed, "dataset"))
         self.dataset: Any = self.recipe.dataset()
         self.model = self._born(torch.float64 if plan.precision == "float64" else torch.float32)
         self.optimizer = self.recipe.optimizer(self.model)
+        # Now, because the model and this optimizer go on with every step that is checked.
         self.birth: Digests = {**state_digests(self.model, self.optimizer), **digests(self.model.named_buffers())}
         self.scheduler = make_scheduler(self.recipe, self.optimizer, self.num_steps)
         self.learnt = {name: value for name, value in vars(self.recipe).items() if made.get(name, self) is not value}
@@ -82,6 +84,7 @@ class SingleProcess:
         """
         with self.alone():
             wide = self._born(torch.float64)
+        # It has been cast in place, and the run's own precision is gone.
         if wide is self.model:
             raise ConfigError(f"{type(self.recipe).__name__}.model() returned one module twice: make a new one each time.")
         # optimizer() may have frozen some.
@@ -101,6 +104,7 @@ class SingleProcess:
     ) -> tuple[Tensor, Tensor | None]:
         """Return (mean, None) or (sum, number of items), as ``recipe`` does, in ``dtype``, or for None in the run's."""
         wide = dtype == torch.float64 or (dtype is None and self.plan.precision == "float64")
+        # A comparison in a type of its own choice is not to be narrowed by autocast.
         narrow = self.plan.precision == "bfloat16" and dtype is None
         batch = moved(batch, self.device, torch.float64 if wide else torch.float32)
         with torch.autocast(self.device.type, torch.bfloat16) if narrow else nullcontext():

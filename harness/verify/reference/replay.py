@@ -48,15 +48,18 @@ class Replay:
         self._was_refused = False
         self._recipe, self._why_no_rank = process.recipe, ""
         try:
+            # Made again, because it may ask for the number of ranks as it is made.
             with self._as_rank():
                 self._recipe = make_recipe(process.plan.recipe)
         except Unrepeatable as error:
             self._why_no_rank = str(error)
+        # dataset() and model() were called on the other recipe, and a loss may need what they found out.
         vars(self._recipe).update(process.learnt)
 
     @property
     def why_not(self) -> str:
         """Why one process cannot do what a rank does; empty where it can."""
+        # The groups of BatchNorm layers are looked at by themselves.
         modules = (module for module in self._process.model.modules() if not isinstance(module, _BatchNorm))
         values = (value for holder in (self._recipe, *modules) for value in vars(holder).values())
         if self._world_size > 1 and any(isinstance(value, ProcessGroup | DeviceMesh) for value in values):
@@ -75,6 +78,7 @@ class Replay:
     def _replay(self, state: TrainingState, part: Shard, messages: Replaying) -> Replayed:
         model = self._process.model
         batches = self._begin(model, state, part)
+        # Before forward: a loss may change its batch in place.
         batch, before = value_digest(batches), value_digest(random_states())
         with activations(model, self._process.plan) as outputs:
             losses, counts = self._backward(model, part, batches)
@@ -119,6 +123,7 @@ class Replay:
         return losses, counts
 
     def _weight(self, piece: Sequence[int], items: Tensor | None, global_size: int) -> float:
+        # Worked out here again, and not by the trainer's backward, which is under test.
         return 1.0 if items is not None else len(piece) * self._world_size / global_size
 
     @contextmanager

@@ -37,6 +37,7 @@ class Samples:
         """Return the batch of these samples, which are taken from ``given`` where there is one."""
         collate = getattr(self._recipe, "collate", None) or default_collate
         if given is not None:
+            # Copies: collate or the loss may change samples in place, and they are used again.
             return collate(copied([given[number] for number in ids]))
         return collate(fetch(self._dataset, ids))
 
@@ -55,10 +56,12 @@ class Samples:
         Found out by loading a first shard of each rank twice. Where it draws random numbers, workers have generators of their
         own.
         """
+        # Once for each rank, because it takes two readings, and a draw may not show in one shard.
         if self._repeats is not False and self._untried:
             self._untried -= 1
             read = []
             for _ in range(2):
+                # Before each of the two, so that only generators of the data set's own can make them differ.
                 set_random_states(part.random)
                 read.append(value_digest([self.load(piece) for piece in part.pieces]))
             self._draws |= value_digest(random_states()) != value_digest(dict(part.random))

@@ -83,6 +83,7 @@ class Update:
         items: float | None,
     ) -> tuple[Digests, list[str]]:
         model = self._process.model
+        # First the state before the step, then what forward itself has changed of it: so the run's optimizer found it.
         state.restore(model)
         parameters = dict(model.named_parameters())
         for name, value in rewritten.items():
@@ -103,7 +104,9 @@ class Update:
         optimizer = copy.copy(process.recipe).optimizer(process.model)
         whole = optimizer.state_dict()
         for group, declared in zip(whole["param_groups"], process.optimizer.param_groups, strict=True):
+            # The scheduler's changes live in the old optimizer's groups: a new one begins with the first rates.
             group.update({key: value for key, value in declared.items() if key != "params"})
+        # A copy, because load_state_dict keeps tensors that need no cast, and the step would change the run's state.
         optimizer.load_state_dict({"state": copy.deepcopy(state.optimizer), "param_groups": whole["param_groups"]})
         return optimizer
 
@@ -118,6 +121,7 @@ class Update:
             return
         dense = [p for p in parameters if p.grad is not None and not p.grad.is_sparse]
         if len(dense) == len(parameters):
+            # torch's own where it can be asked: the run clips by code of ours.
             nn.utils.clip_grad_norm_(dense, max_norm)
         else:
             _clip_sparse(parameters, max_norm)
@@ -127,6 +131,7 @@ def _clip_sparse(parameters: list[nn.Parameter], max_norm: float) -> None:
     gradients = [p.grad.coalesce() if p.grad.is_sparse else p.grad for p in parameters if p.grad is not None]
     values = [g.values() if g.is_sparse else g for g in gradients]
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(value) for value in values]))
+    # The 1e-6 is torch's, as in clip_grad_norm_.
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient.mul_(factor)

@@ -94,6 +94,7 @@ class WholeReference:
             Unrepeatable: Forward draws other random numbers than torch's, cannot run in float64, or leaves for the next piece
                 what depends on the samples.
         """
+        # The whole batch is one batch: synchronised layers have nobody else to ask.
         with self._process.alone(), ConstantDraws(), exchanging(OneProcess()):
             try:
                 return self._gradient(batch, dtype)
@@ -102,6 +103,7 @@ class WholeReference:
             except UnknownDraw as error:
                 raise Unrepeatable(f"forward draws random numbers in a way that cannot be held constant ({error})") from error
             except Exception as error:
+                # In the run's own precision it has worked for the ranks: then it is an error like any other.
                 if dtype is None or self._process.plan.precision == "float64":
                     raise
                 message = (str(error).splitlines() or [type(error).__name__])[0]
@@ -113,6 +115,7 @@ class WholeReference:
             parts = self._parts(model, batch, dtype)
             model.zero_grad(set_to_none=True)
             loss, number, narrowed = self._forward(model, batch, parts, dtype)
+            # Divided once, at the end: pieces of different sizes count by what they hold.
             mean = loss / number
             mean.backward()
         return WholeGradient(float(mean.detach()), gradients_of(model), narrowed)
@@ -141,6 +144,7 @@ class WholeReference:
         taken by itself: of one part, and where layers are synchronised.
         """
         count = sum(len(pieces) for pieces in batch.shards)
+        # Other splits would mean other statistics there, and not rounding alone.
         if count == 1 or (self._batch_norms and not self._batch_norms.has_local_statistics):
             return []
         losses = []
@@ -148,6 +152,7 @@ class WholeReference:
         with alone, ConstantDraws(), exchanging(OneProcess()), training as model, torch.no_grad():
             for seed in range(_SPLITS):
                 order = batch.at_once()
+                # By a generator of its own, which leaves the common ones alone.
                 random.Random(seed).shuffle(order)
                 parts = [part for number in range(count) if (part := list(shard(order, number, count)))]
                 # Each from the state itself, as each rank starts.
@@ -168,6 +173,7 @@ class WholeReference:
     ) -> tuple[Tensor, float, torch.dtype | None]:
         """Return the sum of losses over parts that go through one after the other, their number, and what was narrowed to."""
         process = self._process
+        # For each call: forward may leave buffers, and every loss is to start from the same state.
         batch.state.restore(model)
         narrowing, narrowed = Narrowing(), None
         total, weight = torch.zeros((), dtype=torch.float64, device=process.device), 0.0
@@ -181,6 +187,7 @@ class WholeReference:
             if value_digest(random_states()) != before:
                 raise Unrepeatable("forward or collate() draws random numbers, and not by torch, whose draws are held constant")
             number = float(items) if items is not None else float(len(part))
+            # In float64: a sum of large losses is not to round by the order of the parts.
             total = total + (loss if items is not None else loss * number).double()
             weight += number
         return total, weight, narrowed
@@ -228,4 +235,5 @@ _ORDERS: tuple[Callable[[Sequence[int]], list[int]], ...] = (
 
 
 def _are_equal(tensor: Tensor, other: Tensor | None) -> bool:
+    # In one type: a state in float32 is put into a model in float64.
     return other is not None and torch.equal(tensor, other.to(tensor))
