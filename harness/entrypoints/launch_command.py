@@ -43,6 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     except Interrupted as interruption:
         print(f"\nharness.launch: {interruption}: all ranks were stopped.", file=sys.stderr)
+        # As a shell says of a command that a signal has ended.
         return 128 + interruption.number
     except BrokenPipeError:
         # Whoever read the output has seen enough: ended by SIGPIPE, as a shell would say.
@@ -87,6 +88,7 @@ def make_plan(asked: argparse.Namespace, task: Task) -> RunPlan:
         method=method_for_scripts(needs_engine),
         # `python -m` looks for a module in the current folder, and a script does not look there.
         sys_path=sys.path if asked.module else _path_of_scripts(),
+        # With several machines the port is torch's engine's, which gets it as an option of its own.
         master_port=_address(asked.master)[1] if asked.master is not None and asked.nnodes == 1 else None,
         max_restarts=asked.max_restarts,
         num_machines=asked.nnodes,

@@ -219,6 +219,7 @@ def _is_collective(error: BaseException) -> bool:
         return False
     # Backends raise a bare RuntimeError, which only its place and its words tell from the user's own.
     frames = traceback.extract_tb(error.__traceback__)
+    # DDP reduces within the backward pass, so that the last frame may be autograd's.
     in_torch = any(f"torch{os.sep}distributed" in f.filename or f"torch{os.sep}autograd" in f.filename for f in frames)
     return in_torch and bool(_COLLECTIVE.search(str(error)))
 
