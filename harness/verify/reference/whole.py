@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from harness.training.digest import value_digest
 from harness.training.parallel.batchnorm import with_fixed_statistics
 from harness.training.parallel.batchnorm_messages import OneProcess, exchanging
-from harness.training.shard import shard
 from harness.training.state import TrainingState, named_tensors, random_states
 from harness.verify.constant_draws import ConstantDraws, UnknownDraw
 from harness.verify.narrowing import Narrowing
@@ -136,30 +134,6 @@ class WholeReference:
                 losses.append(float(loss) / number)
         return losses
 
-    def losses_in_splits(self, batch: GlobalBatch, dtype: torch.dtype | None) -> list[float]:
-        """Return the loss of the global batch as so many ranks would have it, had they other parts of it.
-
-        Where it is a mean over samples, only rounding tells these from the loss of all at once. Of two or three batches, the
-        parts that the ranks do have may come to the same by chance: the hardest half of a part, say. Empty where no part is
-        taken by itself: of one part, and where layers are synchronised.
-        """
-        count = sum(len(pieces) for pieces in batch.shards)
-        # Other splits would mean other statistics there, and not rounding alone.
-        if count == 1 or (self._batch_norms and not self._batch_norms.has_local_statistics):
-            return []
-        losses = []
-        alone, training = self._process.alone(), self._in_training(dtype)
-        with alone, ConstantDraws(), exchanging(OneProcess()), training as model, torch.no_grad():
-            for seed in range(_SPLITS):
-                order = batch.at_once()
-                # By a generator of its own, which leaves the common ones alone.
-                random.Random(seed).shuffle(order)
-                parts = [part for number in range(count) if (part := list(shard(order, number, count)))]
-                # Each from the state itself, as each rank starts.
-                sums = [self._forward(model, batch, [part], dtype) for part in parts]
-                losses.append(sum(float(loss) for loss, _, _ in sums) / sum(number for _, number, _ in sums))
-        return losses
-
     @contextmanager
     def _in_training(self, dtype: torch.dtype | None) -> Iterator[nn.Module]:
         """Yield the model that computes in ``dtype``, with statistics fixed where each rank has its own."""
@@ -223,9 +197,6 @@ class WholeReference:
             self._forward(model, batch, [part], dtype)
         return {name: tensor.detach().clone() for name, tensor in named_tensors(model)}
 
-
-_SPLITS = 4
-"""Of the samples of the first batch, in how many ways they are dealt out."""
 
 _ORDERS: tuple[Callable[[Sequence[int]], list[int]], ...] = (
     lambda part: [*part][::-1],
