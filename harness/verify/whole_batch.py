@@ -205,6 +205,8 @@ class WholeBatch:
             loaded = (collate_of(trainer.recipe)([samples[number] for number in piece]) for piece in own)
         trainer.model.train()
         trainer.optimizer.zero_grad(set_to_none=True)
+        # What the optimizer does not have would add up from one comparison to the next.
+        trainer.model.zero_grad(set_to_none=True)
         local = has_local_statistics(trainer.model)
         with ConstantDraws(), with_fixed_statistics(trainer.model) if local else nullcontext():
             total, count = trainer.accumulate(batch, [(len(piece), next(loaded)) for piece in own])
