@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-import yaml
 
 from harness.compare.detection import audit_lines, audit_table, trials_of
+from harness.config import nodes
 from harness.errors import Mismatch
 from harness.rank.lifetime import used_by_multiprocessing
 from harness.run.faults import FAULTS
@@ -33,7 +32,6 @@ from tests import toys
 from tests.ranks import Outcomes, groups_of
 from tests.toys import data, losses, models
 
-CONF = Path(__file__).parents[1] / "conf"
 SIZE, SIZES = 3, (2, 3, 4)
 WHOLE = {"_target_": "tests.toys.Scheduled", "count": 51, "batch_norm": True, "dropout": 0.3, "dtype": "float32"}
 TOKENS = {"_target_": "tests.toys.Tokens", "lengths": [5, 3, 4, 2, 6, 3, 5, 4, 2, 3, 4, 5, 6, 2, 3, 4, 5, 2], "table": "sparse"}
@@ -501,7 +499,7 @@ def test_one_rank_asks_nobody():
 def test_every_fault_has_an_injection_and_an_option():
     assert INJECTIONS.keys() == FAULTS.keys()
     assert [fault.number for fault in FAULTS.values()] == list(range(1, 37))
-    options = {path.stem: yaml.safe_load(path.read_text()) for path in (CONF / "fault").glob("*.yaml")}
+    options = {path.removeprefix("fault/"): node for path, node in nodes().items() if path.startswith("fault/")}
     assert options.pop("none") == {"name": None}
     assert options.keys() == FAULTS.keys()
     for name, option in options.items():
