@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from harness.run.environment import RankEnvironment, cgroup_quota, common_environment, wanted_threads, without_stale
+from harness.run.environment import (
+    RankEnvironment,
+    cgroup_quota,
+    common_environment,
+    import_path,
+    wanted_threads,
+    without_stale,
+)
 from harness.run.plan import RunPlan, Task
 
 
@@ -156,3 +164,8 @@ def test_cgroup_quota(files: dict[str, str], membership: str, quota: float | Non
 
 def test_no_cgroup_at_all(tmp_path: Path) -> None:
     assert cgroup_quota(tmp_path / "none", tmp_path / "no membership") is None
+
+
+def test_the_ranks_search_path_leads_to_this_package_and_not_into_it():
+    folder = Path(import_path({}).split(os.pathsep)[-1])
+    assert (folder / "harness" / "__init__.py").exists()

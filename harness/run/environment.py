@@ -162,7 +162,7 @@ def common_environment(environ: Mapping[str, str], plan: RunPlan, run_dir: Path)
 def import_path(environ: Mapping[str, str]) -> str:
     """Return PYTHONPATH for a fresh interpreter that has to find this package before it knows the parent's ``sys.path``."""
     inherited = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return os.pathsep.join(dict.fromkeys([*inherited, str(Path(__file__).resolve().parents[1])]))
+    return os.pathsep.join(dict.fromkeys([*inherited, str(Path(__file__).resolve().parents[2])]))
 
 
 def loopback_interface() -> str:
