@@ -75,6 +75,7 @@ def sweep_html(sweep: SweepReport) -> str:
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
+        # Without it a phone lays the page out for a desk, and shows it small.
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Sweep {escape(name)}</title><style>{STYLE}</style></head><body>",
         f"<header><h1>Sweep {escape(name)}</h1><p>{escape(summary(sweep))}</p>",
@@ -97,6 +98,7 @@ def sweep_html(sweep: SweepReport) -> str:
 def table_html(table: Table) -> str:
     """Return a table; its row's class is ``ok``, ``failed`` or ``red``, which the text says as well."""
     sides = [' class="num"' if right else "" for right in table.numeric]
+    # scope tells whoever has the table read aloud which heading a cell is under.
     head = "".join(f'<th scope="col"{side}>{escape(name)}</th>' for name, side in zip(table.columns, sides, strict=True))
     rows = [
         f'<tr class="{state}">{"".join(f"<td{side}>{_number(cell)}</td>" for cell, side in zip(row, sides, strict=True))}</tr>'

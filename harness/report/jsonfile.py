@@ -30,6 +30,7 @@ class Json:
 def sweep_json(sweep: SweepReport) -> dict[str, Any]:
     """Return the report of a sweep as plain data."""
     well = all(tables.is_well(job) for job in sweep.jobs)
+    # With the format's number, as other people's programs read it.
     head = {"format": FORMAT, "folder": sweep.folder, "ok": well, "machine": dict(sweep.machine)}
     jobs = [{**_job(job), "remarks": list(sweep.remarks.get(job.plan.job, ()))} for job in sweep.jobs]
     return {**head, "jobs": jobs}
@@ -38,6 +39,7 @@ def sweep_json(sweep: SweepReport) -> dict[str, Any]:
 def _job(job: JobReport) -> dict[str, Any]:
     measured = times.step_times(job)
     losses = job.result.losses()
+    # Rank 0's do, as every rank holds the sums over all of them.
     evaluations = job.result.ranks[0].evaluations if job.result.ranks else ()
     return {
         "job": job.plan.job,

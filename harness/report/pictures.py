@@ -79,4 +79,5 @@ def read_pictures(sweep: Path) -> list[Picture]:
 
 
 def _is_inside(path: Path, sweep: Path) -> bool:
+    # resolve() follows links, in the folder's own path too, so that it is asked of both.
     return path.is_file() and path.resolve().is_relative_to(sweep.resolve())

@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Report each sweep, hold each against the baseline if there is one, and return the exit status."""
     asked = parser().parse_args(arguments)
     try:
+        # First, as no relative path leads anywhere from a folder that has been removed.
         current_folder()
         folders = [folder for path in asked.folders for folder in find_sweeps(path)]
         baseline = read_sweep(asked.baseline) if asked.baseline else None
@@ -65,6 +66,7 @@ def _hold(folder: Path, baseline: SweepReport | None, table_only: bool) -> bool:
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     description = (__doc__ or "").replace("``", "")
+    # An abbreviation would change its meaning, or lose it, with the next option.
     command_line = argparse.ArgumentParser(prog="python -m harness.compare", description=description, allow_abbrev=False)
     command_line.add_argument(
         "folders", nargs="+", metavar="DIR", help="folder of a sweep, or of several: outputs/DAY/TIME, outputs/DAY"

@@ -259,6 +259,7 @@ def final_metrics(job: JobReport) -> dict[str, float]:
 
 def verdict_metric(job: JobReport) -> float | None:
     """Return 1 for arithmetic that was found right, 0 for wrong, None where nothing was checked."""
+    # First, as a red job may have ended well too.
     if tables.state(job) == "red":
         return 0.0
     if job.result.status == "ok" and (job.identical_to is not None or (job.correctness and job.correctness.num_checked)):

@@ -190,6 +190,7 @@ def _weights(sweep: SweepReport) -> list[tuple[str, str]]:
     left = [(job, str(name)) for job in sweep.jobs if (name := _weights_of(job))]
     if len(sweep.jobs) == 1 and left:
         return [("Weights:", shown(Path(left[0][0].folder, left[0][1])))]
+    # A path for each of many jobs would fill the screen, and they differ in the folder alone.
     names = dict.fromkeys(name for _, name in left)
     return [("Weights:", f"{' or '.join(names)} in each job's folder")] if names else []
 

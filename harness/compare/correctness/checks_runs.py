@@ -49,6 +49,7 @@ def compare_ranks(ranks: Sequence[Chain], synchronised: bool) -> Check:
 
 def are_all_synchronised(evidence: Evidence) -> bool:
     """Return whether all buffers of a training must be equal on its ranks: none belongs to a layer that is not synchronised."""
+    # Evidence without names is of a model all of whose buffers are synchronised, if any is.
     names = evidence.get("synchronised")
     return evidence["sync_bn"] and (names is None or set(names) >= set(evidence["steps"][0]["buffers"][0]))
 
@@ -212,6 +213,7 @@ def _differing(a: Sequence[Chain], b: Sequence[Chain], names: tuple[str, str]) -
         return
     for done in sorted(_dones(a) | _dones(b)):
         pairs = [(_link_at(one, done), _link_at(other, done)) for one, other in zip(a, b, strict=True)]
+        # In the chain's own order, which is causal; a set would lose it.
         kinds = dict.fromkeys(kind for pair in pairs for link in pair for kind in link)
         # Where neither side left a kind, the word stands in for one, so that a step without digests differs instead of passing.
         for kind in [kind for kind in kinds if kind not in ("done", "event")] or ["digests"]:

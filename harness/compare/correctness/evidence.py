@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NotRequired, TypedDict
 
+# Digests and not tensors: evidence of a large model stays small enough to be kept with every run.
 Digests = dict[str, str]
 """Tensor -> digest, in the model's order; a gradient that is None has the digest ``none``."""
 

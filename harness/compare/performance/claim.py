@@ -33,6 +33,7 @@ def pair_evidence(arms: Sequence[Mapping[int, Launch]], quantity: Quantity, marg
     """Return what a comparison of two arms rests on."""
     pairs = {pair: (arms[0][pair], arms[1][pair]) for pair in sorted(arms[0].keys() & arms[1].keys())}
     dirty = {pair: causes for pair, both in pairs.items() if (causes := reasons(both))}
+    # Apart from the disturbed ones, as something else is to be done about them: more steps, not a quieter machine.
     vague = {pair: why for pair, both in pairs.items() if pair not in dirty and (why := doubts(both, quantity))}
     clean = [both for pair, both in pairs.items() if pair not in dirty | vague]
     # Subtracting in one arm alone, or in some pairs, would make a difference of its own.

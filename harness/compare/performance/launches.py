@@ -196,6 +196,7 @@ def untold(launch: Launch) -> str:
     whoever waits for its own ranks now and then. In a longer one that does not tell what others used, waiting is no sign of
     others where the launch's own threads outnumber the cores.
     """
+    # Asked before anything that was seen in the window: all such launches are left out alike.
     if launch.is_short:
         return f"too short to tell ({launch.wall_s:.2f} s of measured steps; use more)"
     waited = waiting(launch) if launch.others is None and not launch.crowded else []

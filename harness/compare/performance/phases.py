@@ -69,6 +69,7 @@ def phases(marks: Mapping[str, float]) -> list[Phase]:
         end = marks.get(name, math.nan)
         if not math.isfinite(end):
             continue
+        # The first mark of all begins a phase and ends none.
         if not math.isnan(reached):
             result.append(Phase(name, max(0.0, end - reached), _sole(owners)))
         # max: after a mark made in advance, time goes on from the latest one, so that the phases add up.

@@ -77,6 +77,7 @@ class PerformanceVerdict:
             return "cannot tell"
         if self.verdict == "inconclusive" or self.adjusted is None:
             return "inconclusive"
+        # Told as a factor above 1 either way: "0.55x slower" would be read wrong.
         return f"{times(as_told(self.adjusted.ratio, self.verdict))}x {self.verdict}"
 
 

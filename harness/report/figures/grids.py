@@ -49,6 +49,7 @@ def grid(name: str, title: str, rows: Grid, what: str) -> Drawing | None:
 
 
 def _draw(axes: Axes, rows: Grid, columns: Sequence[str]) -> None:
+    # A check that a row lacks leaves its place empty: any mark would say that it was looked at.
     cells = [(x, y, row.get(column)) for y, row in enumerate(rows.values()) for x, column in enumerate(columns)]
     for status, (marker, colour) in MARKS.items():
         marked = [(x, y) for x, y, shown in cells if shown == status]

@@ -53,6 +53,7 @@ def _series(jobs: Sequence[JobReport], kind: str) -> dict[str, Points]:
     drawn = {}
     for key, by_ranks in lines.items():
         points = {n: (_median_rate(by_ranks[n]), by_ranks[n][0]) for n in sorted(by_ranks)}
+        # A line with a gap would be drawn across it, as if that had been measured.
         if not any(math.isnan(rate) for rate, _ in points.values()):
             drawn[_line_name(dict(key), [dict(other) for other in lines], points)] = points
     return drawn

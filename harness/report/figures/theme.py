@@ -60,6 +60,7 @@ class Drawing:
 
     def save(self, folder: Path) -> None:
         """Write ``NAME.svg`` and ``NAME.png``."""
+        # SVG for the page, as it takes the page's colours; PNG for Markdown and TensorBoard, which show no SVG everywhere.
         path = folder / f"{self.name}.svg"
         with styled():
             self.figure.savefig(folder / f"{self.name}.png", metadata={"Title": self.title})

@@ -32,6 +32,7 @@ def marks_of(job: JobReport, rank: RankResult) -> dict[str, float]:
 def start_up(job: JobReport) -> list[Phase]:
     """Return the phases from the call to the end of the first step, of the rank that came to it last."""
     ranks = [rank for rank in job.result.ranks if rank.steps]
+    # Without the call there is nothing that a start could be measured from.
     if not ranks or "called" not in job.result.marks:
         return []
     # Training has begun only when the last rank is there: all others wait for it in the first reduction.

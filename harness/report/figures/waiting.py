@@ -81,6 +81,7 @@ def waiting_said(job: JobReport) -> list[str]:
 def _more_than_its_share(slow: Straggler, times: Sequence[Sequence[float]]) -> bool:
     """Return whether the exact lower bound of the rank's share is above 1 / N; N ranks may each come out as the slowest."""
     ranks, steps = len(times), len(times[0])
+    # Back to the count of which the share was made, as the bound is exact for counts.
     others = round((1 - slow.share) * steps)
     # Bonferroni: each of the N ranks might have been the one, so that each may err with 1 / N of the probability.
     return steps >= FEWEST_STEPS and 1 - stats.upper_bound(others, steps, 1 - (1 - SURE) / ranks) > 1 / ranks

@@ -42,6 +42,7 @@ def measured(job: JobReport) -> list[tuple[int, float]]:
 
 def _slowest(parts: Sequence[Sequence[float | Sequence[float]]]) -> tuple[int, float]:
     sizes, times = zip(*parts, strict=True)
+    # The slowest of each repeat, then the median: a slowness that goes round among the ranks is in every repeat.
     return int(sizes[0]), stats.median([max(repeat) for repeat in zip(*times, strict=True)])
 
 

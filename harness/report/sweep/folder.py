@@ -128,6 +128,7 @@ def read_sweep(path: str | os.PathLike[str]) -> SweepReport:
     runs = sorted(plan.parent for plan in folder.rglob("plan.json") if not _INSIDE.intersection(plan.relative_to(folder).parts))
     if not runs:
         raise NotComparable(f"{path} holds no run: there is no plan.json in it. Give the folder of a sweep, outputs/DAY/TIME.")
+    # A job's folder has its index beside it.
     index = SweepDir(folder if SweepDir(folder).index.exists() else folder.parent)
     try:
         known = index.read()

@@ -260,6 +260,7 @@ def _unclaimed(jobs: Sequence[JobReport]) -> list[str]:
 def _advice(forecasts: Sequence[int], speed: PerformanceVerdict) -> str:
     if not forecasts:
         return ""
+    # The largest, as one setting is for all comparisons of a sweep.
     pairs = f"compare.pairs={max(forecasts)}" if max(forecasts) <= MOST_PAIRS else f"more than {MOST_PAIRS} pairs"
     return f" If launches vary as much as steps do, {pairs} would settle {100 * speed.margin:.3g} %."
 

@@ -87,6 +87,7 @@ def _window(rank: RankResult) -> dict[str, float]:
     if not {"warm", "last step"} <= readings.keys():
         return {}
     first, last = readings["warm"], readings["last step"]
+    # What the kernel does not count is left out, and not taken for 0.
     return {k: last[k] - v for k, v in first.items() if k != "name" and v is not None and last[k] is not None}
 
 

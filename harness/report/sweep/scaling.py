@@ -88,4 +88,5 @@ def _alike(single: JobReport, many: JobReport) -> bool:
 
 def _reduction(job: JobReport) -> Any:
     assert job.plan.train is not None
+    # Wrapping is what the middle arm is about; all else of DDP has to be the same in all arms.
     return {**vars(job.plan.train.ddp), "wrap_one_rank": None}, job.plan.train.compile

@@ -268,6 +268,7 @@ def foreign_table(sweep: SweepReport) -> Table:
 
 def _table(columns: Sequence[tuple[str, bool, Sequence[str]]], jobs: Sequence[JobReport]) -> Table:
     names, numeric, cells = zip(*columns, strict=True)
+    # Beside the cells, so that each reporter can colour a row without reading its words.
     states = tuple(state(job) for job in jobs)
     return Table(names, numeric, tuple(zip(*cells, strict=True)), tuple(job.plan.job for job in jobs), states)
 

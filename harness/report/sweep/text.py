@@ -33,6 +33,7 @@ def table_lines(table: Callable[[bool], Table], width: int) -> list[Line]:
             return side_by_side(variant)
     narrow = table(True)
     last = narrow.columns[-1]
+    # It costs lines, but all numbers stay in columns, where they can be compared.
     if last in BELOW and table_width(narrow.without(last)) <= width:
         return side_by_side(narrow.without(last)) + below(narrow, last, width)
     return stacked(narrow, width)
