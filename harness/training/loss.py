@@ -85,6 +85,7 @@ def loss_and_items(returned: Any, source: str) -> tuple[Tensor, Tensor | None]:
         raise ConfigError(f"{source} returned {'None' if loss is None else f'a {type(loss).__name__}'}. {wanted}")
     if loss.numel() != 1:
         raise ConfigError(f"{source} returned a tensor of shape {tuple(loss.shape)}. {wanted}")
+    # Before the alarm is added, with which any loss has a gradient: training would go on, and learn nothing.
     if not loss.requires_grad:
         raise ConfigError(f"{source} returned a tensor that depends on no trainable parameter: was it detached?")
     if items is None:

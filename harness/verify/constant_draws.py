@@ -129,6 +129,7 @@ def _constant(func: Any, given: Mapping[str, Any]) -> Any:
     if str(func) == "aten.native_dropout.default":
         return _native_dropout(given)
     value = _value_of(name)
+    # An operation of somebody else's may have the name of one of torch's.
     if namespace != "aten" or value is None:
         raise UnknownDraw(f"{func} draws random numbers, for which there is no constant")
     return _placed(given, value(given), name.endswith("_"))

@@ -89,6 +89,7 @@ class Narrowing(TorchDispatchMode):
             self._by_storage[storage] = coarsest([dtype, self._by_storage.get(storage)]) or dtype
 
     def _dtype_of(self, tensor: Tensor) -> torch.dtype | None:
+        # Where nothing was narrowed, as in most models, no storage has to be looked up.
         storage = _storage(tensor) if self._by_storage else None
         return self._by_storage.get(storage) if storage is not None else None
 

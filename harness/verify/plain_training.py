@@ -41,10 +41,12 @@ def train_alone(plan: TrainPlan, dataset: Any, device: torch.device, steps: int)
 
 
 def _train_alone(plan: TrainPlan, dataset: Any, device: torch.device, steps: int) -> Alone:
+    # Made anew: it may ask for the number of ranks as it is made.
     recipe = make_recipe(plan.recipe)
     model, losses = _born(recipe, plan, device), []
     optimizer = recipe.optimizer(model)
     batches = list(islice(_batches(recipe, plan, len(dataset)), steps))
+    # For the length of the whole run, though only its first steps are taken: a schedule depends on it.
     scheduler = make_scheduler(recipe, optimizer, plan.steps or _num_steps(recipe, plan, len(dataset)))
     for batch in batches:
         optimizer.zero_grad()
@@ -68,6 +70,7 @@ def _born(recipe: Recipe, plan: TrainPlan, device: torch.device) -> nn.Module:
     recipe.dataset()  # the model may need what it finds out
     seed_everything(derive(plan.seed, "model"))
     model = in_precision(recipe.model(), device, DTYPES[plan.precision]).train()
+    # With rank 0's stream, by which a run of one rank draws the same.
     seed_rank(plan.seed, 0)
     return model
 

@@ -24,6 +24,7 @@ class SharedEvidence:
     @classmethod
     def read(cls, path: str | None) -> SharedEvidence:
         """Return the evidence at ``path``; an empty one where there is none."""
+        # The run that was to write it may have failed before.
         return cls(read_json(Path(path))) if path is not None and Path(path).exists() else cls()
 
     def has_birth(self, birth: list[Digests]) -> bool:

@@ -78,6 +78,7 @@ def _partition(trainer: Trainer, epochs: Sequence[int]) -> Partition:
 
 def _own_batches(trainer: Trainer, epochs: Sequence[int]) -> list[list[list[int]]]:
     plan, recipe = trainer.plan, trainer.recipe
+    # Without a grouping of its own, batches follow from the seed and the number of samples.
     if not hasattr(recipe, "batches"):
         return []
     grouped = (epoch_batches(recipe, trainer.batches.num_samples, plan.global_batch_size, plan.seed, epoch) for epoch in epochs)

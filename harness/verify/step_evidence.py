@@ -125,6 +125,7 @@ class StepCheck:
         reference.update.go_on_to(scheduled)
         shards, draws_data = _shards(ranks, reference)
         replayed, why_not = self._replay(shards, state, reference)
+        # Before the step is taken, as the ranks' own rates were captured.
         step["declared_lr"] = reference.update.declared_lr()
         moved: list[str] = []
         try:

@@ -121,6 +121,7 @@ def with_fixed_statistics(module: nn.Module) -> Iterator[None]:
     of its own that asks `torch.nn.functional.batch_norm` for the batch's statistics.
     """
     layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    # Not all need be: a part of a model may be held in evaluation.
     trained = [layer for layer in layers if layer.training]
     batch_norm = F.batch_norm
     for layer in layers:
@@ -156,6 +157,7 @@ def _with_running_statistics(batch_norm: Callable[..., Tensor]) -> Callable[...,
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
+        # Under autocast the input may be narrower than the layer.
         dtype = input.dtype if weight is None else weight.dtype
         mean = input.new_zeros(input.shape[1], dtype=dtype) if running_mean is None else running_mean
         var = input.new_ones(input.shape[1], dtype=dtype) if running_var is None else running_var

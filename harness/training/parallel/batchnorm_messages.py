@@ -93,6 +93,7 @@ class Recording:
 
     def __init__(self, model: nn.Module) -> None:
         self.record: list[Exchanged] = []
+        # By identity, because a layer does not know its own name.
         self._names = {id(layer): name for name, layer in model.named_modules()}
         # At birth, when this one is not in use yet: later it would ask itself.
         self._inner = current()

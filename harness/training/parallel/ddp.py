@@ -267,6 +267,7 @@ def _build_ddp(
     with _frozen(tables):
         ddp = DistributedDataParallel(module, **options)
     if hook is not None:
+        # Made for this DDP: a hook's state may hold one model's errors, as PowerSGD's does.
         ddp.register_comm_hook(*hook())
     return ddp
 
@@ -277,6 +278,7 @@ def _bucket_options(comm_buffer_size: float, last_comm_buffer_size: float) -> di
             raise ConfigError(f"{name}={size} is not a bucket size: it is a number of MiB above 0.")
     if (comm_buffer_size, last_comm_buffer_size) == (25, 1):
         return {}  # DDP's own defaults; any bucket_cap_mb given, 25 included, would end the small bucket
+    # Only some versions of torch have it.
     if "bucket_cap_mb_list" not in inspect.signature(DistributedDataParallel).parameters:
         warn(f"torch {torch.__version__} has no setting for last_comm_buffer_size; its own choice holds.", stacklevel=4)
         return {"bucket_cap_mb": comm_buffer_size}
@@ -286,6 +288,7 @@ def _bucket_options(comm_buffer_size: float, last_comm_buffer_size: float) -> di
 def _is_of_ddp(model: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> bool:
     """Return whether a state has the names that torch's DDP gives, where the bare module has none of the kind."""
     names = [name for name in state_dict if name.startswith(prefix)]
+    # A bare module may itself have a part of that name.
     return bool(names) and not hasattr(model.module, "module") and all(n.startswith(f"{prefix}module.") for n in names)
 
 

@@ -35,6 +35,7 @@ def collected(module: nn.Module, parameters: list[nn.Parameter | None]) -> list[
     """
     parameters.extend(module._parameters.values())
     for child in module._modules.values():
+        # torch keeps None for a part that was declared and is not there.
         if child is not None:
             collected(child, parameters)
     return parameters

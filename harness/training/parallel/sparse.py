@@ -99,6 +99,7 @@ class SparseTables:
     def _queue(self, _grad: Tensor) -> None:
         # torch has no public call for this; DDP and FSDP end their backward in the same way.
         if not self._queued:
+            # Several outputs may have the hook, and one reduction is enough.
             self._queued = True
             Variable._execution_engine.queue_callback(self._reduce)
 
@@ -175,4 +176,5 @@ def _sparse_mean(table: nn.Parameter, rows_of_rank: Sequence[int], group: Proces
     all_values = torch.cat([x[:rows] for x, rows in zip(all_gather(values, group), rows_of_rank, strict=True)])
     # The indices were valid in each rank's gradient: to check them again would wait for the device.
     total = torch.sparse_coo_tensor(all_indices[None], all_values, table.shape, check_invariants=False).coalesce()
+    # By all ranks, as DDP divides: where a rank lacks a row, its gradient is zero.
     return total.div_(len(rows_of_rank))

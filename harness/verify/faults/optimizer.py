@@ -96,6 +96,7 @@ def momentum_lost(trainer: Trainer, size: float | None) -> None:
 
 
 def _keeps_state(optimizer: Optimizer) -> bool:
+    # All others of torch's keep some state in any case.
     return not isinstance(optimizer, SGD) or any(group["momentum"] for group in optimizer.param_groups)
 
 

@@ -79,6 +79,7 @@ def no_sync_left_on(trainer: Trainer, size: float | None) -> None:
 @injection
 def stale_bucket(trainer: Trainer, size: float | None) -> None:
     """Give the last two tensors, which are reduced first, the reduced gradients of the step before."""
+    # Backward comes to the last parameters first, so that their bucket is the first to leave.
     bucket = [parameter for _, parameter in dense_parameters(trainer)[-2:]]
     before: list[Tensor | None] = []
 
@@ -165,6 +166,7 @@ def _lose_rows(table: nn.Parameter, count: int, rank: int) -> None:
     if gradient is None or rank != CHOSEN:
         return
     others = {row for sender, sent in enumerate(rows) for row in sent if sender != CHOSEN}
+    # A row that another rank has too would still be there, with a smaller sum: that is another fault.
     lost = [row for row in rows[CHOSEN] if row not in others][:count]
     kept = torch.tensor([row not in lost for row in rows[CHOSEN]], device=table.device)
     indices, values = gradient.indices()[:, kept], gradient.values()[kept]

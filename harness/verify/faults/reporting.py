@@ -39,6 +39,7 @@ def accuracy_as_mean_of_means(trainer: Trainer, size: float | None) -> None:
 
     def faulty(totals: Mapping[str, tuple[float, float]]) -> Totals:
         right = over_ranks(totals)
+        # A rank without samples has no mean.
         means = over_ranks({name: (total / count, 1.0) for name, (total, count) in totals.items() if count})
         # With the right number of samples, so that the metric alone is wrong.
         return {name: (total / ranks * right[name][1], right[name][1]) for name, (total, ranks) in means.items()}

@@ -33,6 +33,7 @@ def one_sample_twice(trainer: Trainer, size: float | None) -> None:
         own_part = shard(batch)
         if trainer.seat.rank != CHOSEN or not own_part or tuple(batch) not in marked:
             return own_part
+        # The batch's first sample is rank 0's, which takes it too.
         return [*own_part[:-1], batch[0]]
 
     trainer.batches.epoch_batches, trainer.batches.shard = marking, faulty  # type: ignore[method-assign]

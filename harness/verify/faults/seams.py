@@ -81,6 +81,7 @@ def flip_bit(values: Tensor, index: int, bit: float | None) -> None:
     """
     width = values.element_size() * 8
     number = int(bit or 0)
+    # The sign's bit is not a power of two in a signed integer, and of a zero it changes nothing.
     if number >= width - 1:
         raise ConfigError(f"fault.size={number} is not a bit below the sign's of a number of {width} bits.")
     # The same memory read as integers: arithmetic on the number itself would round.
@@ -166,6 +167,7 @@ def tried(trainer: Trainer) -> Tried:
 
 def _try(trainer: Trainer, own_part: Sequence[int]) -> tuple[float, bool]:
     samples = collate_of(trainer.recipe)(fetch(trainer.dataset, own_part))
+    # After loading: what the data set draws is not drawn by forward.
     before = value_digest(random_states())
     # On a copy, because forward may move buffers even without gradients.
     loss = trainer.recipe.loss(copy.deepcopy(trainer.model).train(), moved(samples, trainer.seat.device, trainer.dtype))

@@ -39,6 +39,7 @@ def one_ulp_at_birth(trainer: Trainer, size: float | None) -> None:
     """Move one number of rank 1's first parameter by ``size`` representable numbers."""
     if trainer.seat.rank == CHOSEN:
         with torch.no_grad():
+            # A view: what is copied into it goes into the parameter.
             first = trainer.parameters[0].view(-1)[:1]
             first.copy_(next_numbers(first, torch.full_like(first, torch.inf), int(size or 1)))
 
@@ -64,6 +65,7 @@ def stale_buffers(trainer: Trainer, size: float | None) -> None:
 
 def _lag(buffer: Tensor, before: Tensor, steps: int) -> None:
     """Move the first number that has changed back towards its value before."""
+    # Of those that have changed: any other has nothing to lag behind.
     moved = (buffer != before).nonzero().view(-1)[:1]
     buffer[moved] = next_numbers(buffer[moved], before[moved], steps)
 

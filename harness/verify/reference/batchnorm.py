@@ -38,6 +38,7 @@ class BatchNorms:
     @property
     def why_not_alone(self) -> str:
         """Why one process cannot replay a rank, whose model asks other ranks; empty where it can."""
+        # A single rank is one process, and even torch's layer asks nobody then.
         if self._num_ranks == 1:
             return ""
         if any(isinstance(layer, nn.SyncBatchNorm) for layer in self._layers.values()):
@@ -47,8 +48,10 @@ class BatchNorms:
 
     def why_not_whole(self, model: nn.Module) -> str:
         """Return why the whole batch in one process is not what the ranks do together; empty where it is."""
+        # A scripted module has a class of its own, and keeps only the name of the one that it was made of.
         if any("BatchNorm" in getattr(layer, "original_name", "") for layer in model.modules()):
             return SCRIPTED
+        # The batch would have to go through at once for some, and piece by piece for the others.
         if len({isinstance(layer, SyncBatchNorm) for layer in self._layers.values()}) == 2:
             return MIXED
         return self.why_not_alone

@@ -48,6 +48,7 @@ class ReferenceEvaluation:
         state.restore(process.model)
         process.model.eval()
         totals: Metrics = {}
+        # Only now: what eval_dataset() draws is drawn by a seed of its own.
         before = value_digest(random_states())
         with torch.no_grad():
             for part in parts:

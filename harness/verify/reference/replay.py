@@ -45,6 +45,7 @@ class Replay:
         self._samples = samples
         self._batch_norms = batch_norms
         self._world_size = world_size
+        # Kept beside the exception, because a recipe may catch it and go on.
         self._was_refused = False
         self._recipe, self._why_no_rank = process.recipe, ""
         try:
@@ -106,6 +107,7 @@ class Replay:
         state.restore(model)
         model.train()
         model.zero_grad(set_to_none=True)
+        # Last before loading, as the rank's were captured.
         set_random_states(part.random)
         # A loss may work in place.
         return [self._samples.load(piece) for piece in part.pieces] if part.loaded is None else copied([*part.loaded])

@@ -64,6 +64,7 @@ class Samples:
                 # Before each of the two, so that only generators of the data set's own can make them differ.
                 set_random_states(part.random)
                 read.append(value_digest([self.load(piece) for piece in part.pieces]))
+            # What has moved a common generator has drawn from it, even if both readings came to the same.
             self._draws |= value_digest(random_states()) != value_digest(dict(part.random))
             self._repeats = read[0] == read[1]
         return self._repeats is True and not (self._draws and self._num_workers)

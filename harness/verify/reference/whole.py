@@ -169,6 +169,7 @@ class WholeReference:
     def _parts(self, model: nn.Module, batch: GlobalBatch, dtype: torch.dtype | None) -> list[list[int]]:
         """Return the batch in parts that go through one after the other."""
         together = batch.together()
+        # Their statistics are those of one piece of all ranks, and not of the whole step.
         are_synchronised = self._batch_norms and not self._batch_norms.has_local_statistics
         if are_synchronised or (len(together) > 1 and self._leaves_state(model, batch, together[0], dtype)):
             return together
@@ -182,6 +183,7 @@ class WholeReference:
         """
         whole = self._left(model, batch, together, dtype)
         changed = [name for name, tensor in whole.items() if not _are_equal(tensor, batch.state.model.get(name))]
+        # First pieces alone, which start from the same state on all ranks.
         for part in [pieces[0] for pieces in batch.shards if pieces and changed]:
             left = self._left(model, batch, part, dtype)
             wrong = next((name for name in changed if not _are_equal(whole[name], left.get(name))), None)
