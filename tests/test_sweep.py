@@ -18,6 +18,7 @@ import yaml
 
 from harness.compare.performance.phases import PHASES
 from harness.run.folder import RunDir
+from harness.run.json_text import from_json_text
 from harness.run.plan import RunPlan
 from harness.run.record import RunResult, run_result_from_json, to_json
 from tests.processes import PATIENCE_S, alive
@@ -92,7 +93,7 @@ class Sweep:
         return RunDir(self.folder / name)
 
     def result(self, name: str) -> RunResult:
-        return run_result_from_json(json.loads(self.run(name).result.read_text()))
+        return run_result_from_json(from_json_text(self.run(name).result.read_text()))
 
     def digests(self, name: str) -> dict[int, Any]:
         """Return the digests of a run, by the number of steps before them; the same on all ranks."""
@@ -295,9 +296,9 @@ def test_an_unknown_class_is_told_with_the_closest(sweep: Sweep, name: str, mess
     ],
 )
 def test_any_other_error_names_the_line(sweep: Sweep, name: str, error: str) -> None:
-    message = sweep.result(name).message
-    assert re.match(rf"rank \d of 2 failed( at step 0)?: {error} \(mine\.py:\d+\)\. ", message)
-    assert message.endswith(".log")
+    result = sweep.result(name)
+    assert re.match(rf"rank \d of 2 failed( at step 0)?: {error} \(mine\.py:\d+\)\. ", result.message)
+    assert result.see.endswith(".log")
 
 
 def test_a_loss_that_is_not_finite_stops_with_rank_and_step(sweep: Sweep) -> None:
@@ -353,7 +354,7 @@ def test_a_sweeper_gets_rank_0s_values(project: Path, tmp_path: Path) -> None:
 def test_all_mistakes_in_settings_are_told_before_any_rank_starts(project: Path, tmp_path: Path) -> None:
     finished = command(
         project,
-        *("global_batch_size=3", "nprocs=4", "steps=0", "precision=float8", "on_nonfinite=maybe", "clip_norm=-1"),
+        *("global_batch_size=3", "nprocs=4", "steps=-1", "precision=float8", "on_nonfinite=maybe", "clip_norm=-1"),
         f"hydra.sweep.dir={tmp_path}/sweep",
     )
     said = finished.stdout + finished.stderr
@@ -361,7 +362,7 @@ def test_all_mistakes_in_settings_are_told_before_any_rank_starts(project: Path,
     assert "5 settings need mending" in said
     wanted = [
         "global_batch_size=3 leaves 1 of nprocs=4 ranks",
-        "steps=0 must",
+        "steps=-1 must",
         "precision=float8",
         "on_nonfinite=maybe",
         "clip_norm=-1",

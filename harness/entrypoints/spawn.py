@@ -120,9 +120,7 @@ class SpawnContext:
         path = self._run.log(rank)
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def _start(self, timeout: float | None) -> None:
-        # No time to watch is still time to start.
-        self._watch(timeout)
+    def _take_processes(self) -> None:
         self.processes = [RankProcess(process, rank) for rank, process in enumerate(self._attempt.processes)]
 
     def _watch(self, timeout: float | None) -> bool:
@@ -193,12 +191,11 @@ def spawn(
     except HarnessError as error:
         # The frames in between are ours.
         raise error.with_traceback(None) from None
-    if join:
-        context._start(timeout=None)
-        return context
-    if not daemon:
+    if not (join or daemon):
         _unwatched.add(context)
-    context._start(timeout=0.0)
+    # No time to watch is still time to start.
+    context._watch(timeout=None if join else 0.0)
+    context._take_processes()
     return context
 
 
