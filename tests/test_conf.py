@@ -117,7 +117,7 @@ def test_every_setting_says_what_it_does():
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        (TrainPlan({}, steps=0), "steps=0 must be at least 1."),
+        (TrainPlan({}, steps=-1), "steps=-1 must be 0 (only evaluate) or more."),
         (TrainPlan({}, steps=99999999999999999999), "steps=99999999999999999999 must be at most 1000000000000."),
         (TrainPlan({}, steps="5"), "steps=5 must be a number."),
         (TrainPlan({}, steps=None, epochs=0), "epochs=0 must be at least 1, or null to count steps."),
@@ -250,9 +250,15 @@ def test_shell_completion_offers_options_and_settings(tmp_path, monkeypatch):
 
 def test_all_broken_settings_of_all_jobs_are_reported_before_any_rank_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = run_py("backend=gloo", "nprocs=2,0", "steps=0", "precision=float16", "launcher=launch", "threads=1")
+    done = run_py("backend=gloo", "nprocs=2,0", "steps=-1", "precision=float16", "launcher=launch", "threads=1")
     assert done.returncode == 1
-    for text in ("job 0", "job 1", "nprocs=0 must be at least 1", "steps=0 must be at least 1", "precision=float16 is unknown"):
+    for text in (
+        "job 0",
+        "job 1",
+        "nprocs=0 must be at least 1",
+        "steps=-1 must be 0 (only evaluate) or more",
+        "precision=float16 is unknown",
+    ):
         assert text in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("rank-*"))
