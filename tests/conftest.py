@@ -47,11 +47,12 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _hangups_are_heard() -> Iterator[None]:
-    """See to it that a suite under ``nohup``, which ignores SIGHUP, does not hand that on to what it starts."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _signals_are_heard() -> Iterator[None]:
+    """See to it that a suite under ``nohup``, or in a script's background, does not hand on that it ignores signals."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
