@@ -503,7 +503,7 @@ def test_every_fault_has_an_injection_and_an_option():
     assert options.pop("none") == {"name": None}
     assert options.keys() == FAULTS.keys()
     for name, option in options.items():
-        assert option == {"name": name} | ({"size": FAULTS[name].size} if FAULTS[name].unit else {})
+        assert option == {"name": name} | ({} if FAULTS[name].size is None else {"size": FAULTS[name].size})
 
 
 @pytest.mark.parametrize(

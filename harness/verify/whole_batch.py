@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
-import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -33,9 +31,6 @@ from harness.verify.step_evidence import TakenStep
 from harness.verify.subject import Subject
 
 T = TypeVar("T")
-
-DEALT_AGAIN = 3
-"""In how many other ways the samples of the first batch are dealt out to the ranks."""
 
 
 @dataclass(frozen=True)
@@ -143,31 +138,9 @@ class WholeBatch:
         samples = self._same_samples(trainer.dataset, taken.batch)
         # One process first: what it cannot do, no rank is to begin.
         whole = self._on_rank_0(lambda: self._whole(taken, samples, dtype))
-        errors = []
-        for batch in [taken.batch, *self._dealt_again(taken)]:
-            taken.state.restore(trainer.model)
-            loss, gradients = self._gradient_of_ranks(trainer, batch, samples)
-            errors.append(
-                self._on_rank_0(partial(self._error, taken.number, loss, gradients, whole, dtype) if whole else _nothing)
-            )
-        return _worst([error for error in errors if error is not None])
-
-    def _dealt_again(self, taken: TakenStep) -> list[list[int]]:
-        """Return the first batch in other orders, by which the ranks have other parts of it.
-
-        Their own parts may come to the whole batch's by chance, where a loss takes the hardest half of a part, say: of two or
-        three batches of 8 samples that was seen for two seeds in six. Where batches are cut for accumulation the whole goes
-        through by the same cuts, and is another in another order.
-        """
-        is_first = taken.number == self._taken[0].number and len(taken.batch) == len(self._taken[0].batch)
-        if not is_first or self._subject.plan.grad_accumulation > 1:
-            return []
-        orders = []
-        for seed in range(DEALT_AGAIN):
-            order = list(taken.batch)
-            random.Random(seed).shuffle(order)
-            orders.append(order)
-        return orders
+        taken.state.restore(trainer.model)
+        loss, gradients = self._gradient_of_ranks(trainer, taken.batch, samples)
+        return self._on_rank_0(lambda: self._error(taken.number, loss, gradients, whole, dtype) if whole else None)
 
     def _on_rank_0(self, work: Callable[[], T]) -> T | None:
         """Return what work comes to on rank 0, and None elsewhere.
@@ -205,8 +178,6 @@ class WholeBatch:
             loaded = (collate_of(trainer.recipe)([samples[number] for number in piece]) for piece in own)
         trainer.model.train()
         trainer.optimizer.zero_grad(set_to_none=True)
-        # What the optimizer does not have would add up from one comparison to the next.
-        trainer.model.zero_grad(set_to_none=True)
         local = has_local_statistics(trainer.model)
         with ConstantDraws(), with_fixed_statistics(trainer.model) if local else nullcontext():
             total, count = trainer.accumulate(batch, [(len(piece), next(loaded)) for piece in own])
@@ -251,23 +222,6 @@ class WholeBatch:
             # Of a loss that nearly cancels, or of large numbers of which it is the difference, rounding takes more.
             scale = max(scale, *(abs(other - exact.loss) for other in (single.loss, *whole.in_other_orders())))
         return Mathematics(step=number, ratios=ratios, loss_error=error / scale)
-
-
-def _nothing() -> None:
-    """Be the work of a rank that has nothing to compare."""
-
-
-def _worst(errors: Sequence[Mathematics]) -> Mathematics | None:
-    """Return the largest errors of comparisons of one step, as one; None without any."""
-    if not errors:
-        return None
-    ratios = {name: max((error["ratios"][name] for error in errors), key=_by_size) for name in errors[0]["ratios"]}
-    return Mathematics(step=errors[0]["step"], ratios=ratios, loss_error=max((e["loss_error"] for e in errors), key=_by_size))
-
-
-def _by_size(error: float) -> float:
-    """Return what orders errors, NaN as the largest."""
-    return math.inf if math.isnan(error) else error
 
 
 def _require_meaning(whole: WholeGradient) -> None:
