@@ -244,9 +244,7 @@ time.sleep(1e6)
 
 def start_warming(folder: Path) -> subprocess.Popen[bytes]:
     """Start a parent whose warm server imports a torch that takes for ever; return it once the server is in there."""
-    (folder / "torch.py").write_text(
-        "import pathlib, time\npathlib.Path(__file__).with_name('imports').touch()\ntime.sleep(1e6)"
-    )
+    (folder / "torch.py").write_text(ENDLESS)
     parent = subprocess.Popen(
         [sys.executable, "-c", WARMING],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.getcwd()]), "TMPDIR": str(folder / "tmp")},
