@@ -18,11 +18,15 @@ class Ending:
         code: Its exit code, negative for a signal.
         t: When (CLOCK_MONOTONIC, in seconds).
         server: Exit code of the warm server whose death ended it; None where it ended otherwise.
+        attempt: Which start of the ranks it ended, from 0, where torch's agent starts them again.
+        is_unheard: True where that start left nothing, so that all that the rank has recorded is of an earlier one.
     """
 
     code: int
     t: float
     server: int | None = None
+    attempt: int = 0
+    is_unheard: bool = False
 
 
 @dataclass

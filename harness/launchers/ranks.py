@@ -87,12 +87,16 @@ class Ranks:
     def _read_workers(self) -> None:
         """Take in the ends of an agent's ranks; one whose worker is gone as well has failed."""
         is_over = not self.running
-        for state in self.states:
-            path = self._run.ending(state.rank)
-            if state.ending is not None:
-                continue
-            if path.exists():
-                state.ending = Ending(**read_json(path))
+        paths = {state.rank: self._run.ending(state.rank) for state in self.states if state.ending is None}
+        endings = {rank: Ending(**read_json(path)) for rank, path in paths.items() if path.exists()}
+        latest = max((ending.attempt for ending in endings.values()), default=0)
+        for state in (state for state in self.states if state.ending is None):
+            ending = endings.get(state.rank)
+            if ending is not None and ending.attempt < latest:
+                # The agent ended its worker before that had come up again: the ending of before is none of this start.
+                state.ending = Ending(-signal.SIGTERM, time.monotonic(), attempt=latest, is_unheard=True)
+            elif ending is not None:
+                state.ending = ending
             elif is_over and not state.has_finished:
                 # Killed with its worker, so that nobody was left to write down how.
                 state.ending = Ending(1, time.monotonic())
@@ -112,8 +116,9 @@ class Ranks:
 
     def _end_of(self, state: RankState) -> End:
         # Read again, whole: what is judged is what anybody can read in the folder, and judge once more.
-        result = RankResult.from_events(state.rank, self._run.events(state.rank))
         ending = state.ending
+        is_unheard = ending is not None and ending.is_unheard
+        result = RankResult.from_events(state.rank, [] if is_unheard else self._run.events(state.rank))
         num_steps = (self._plan.train.steps or 0) if self._plan.train else None
         if ending is None:
             return End(result, None, stopped=state.is_stopped, num_steps=num_steps)

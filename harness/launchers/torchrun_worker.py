@@ -40,9 +40,21 @@ def main(path: str) -> NoReturn:
     code = _await_end(pid)
     who = RankEnvironment.read() or RankEnvironment()
     # Before this process ends: by that the agent hears of it, and stops the other ranks.
-    write_json(RunDir(path).ending(who.slot), {"code": code, "t": time.monotonic()})
+    ending = {"code": code, "t": time.monotonic(), "attempt": _attempt(), "is_unheard": not _has_started(path, who.slot, pid)}
+    write_json(RunDir(path).ending(who.slot), ending)
     # For a signal 128 and its number, as shells have it.
     os._exit(code if code >= 0 else 128 - code)
+
+
+def _attempt() -> int:
+    """Return which start of the ranks this is, as torch's agent counts them."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def _has_started(path: str, slot: int, pid: int) -> bool:
+    """Return whether the rank of this start has recorded so; until it has, its record is that of the start before."""
+    events = RunDir(path).events(slot)
+    return bool(events) and events[0].get("pid") == pid
 
 
 def _become_rank(path: str) -> NoReturn:
