@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ from torch import nn
 from harness.errors import ConfigError
 from harness.export import main
 from harness.training.weights import load_weights, read_weights, save_weights
+from tests.test_checkpoint import Program
 
 
 class Tied(nn.Module):
@@ -91,14 +90,6 @@ def test_views_of_one_memory_are_tensors_of_their_own(tmp_path: Path) -> None:
     save_weights(model.state_dict(), tmp_path / "model.safetensors")
     weights = read_weights(tmp_path / "model.safetensors")
     assert weights["row"].tolist() == weights["all"].tolist() == [2.0, 3.0] and weights["wide"].tolist() == [1.0] * 4
-
-
-class Program:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.mark),)
 
 
 def test_weights_are_data(tmp_path: Path) -> None:
